@@ -1,0 +1,29 @@
+# make demo | make test | make bench | make install: each does its own set-up.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: install test demo bench clean
+
+install: .venv/installed
+
+# torch comes first and pinned: an unpinned torch would pull the CUDA build.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot,sklearn,tensorboard]'
+	touch $@
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+demo: install
+	$(BIN)/cebm certify --out runs/certificate
+
+bench: install
+	$(BIN)/cebm bench chain
+
+clean:
+	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache
