@@ -10,7 +10,15 @@ __version__ = "0.1.0"
 
 _HOME = {
     "spaces": ["Box"],
-    "energy": ["EnergyModel", "MLPEnergy", "ResidualEnergy", "MarginalEnergy", "JointEnergy", "ModuleEnergy", "Penalty"],
+    "energy": [
+        "EnergyModel",
+        "MLPEnergy",
+        "ResidualEnergy",
+        "MarginalEnergy",
+        "JointEnergy",
+        "ModuleEnergy",
+        "Penalty",
+    ],
     "samplers": [
         "Langevin",
         "MALA",

@@ -1,0 +1,538 @@
+"""Energies E(x, y) of an action y under an observation x: low is likely, p(y|x) ∝ exp(-E(x, y)).
+
+`encode(obs)` does the observation's work once; `energies` and `energies_and_gradients` then take many actions
+per observation, which is what a chain needs. The networks here have their input gradient in closed form.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Obs = Float[Tensor, "batch *obs"]
+Context = Float[Tensor, "batch features"]
+Actions = Float[Tensor, "batch samples act"]
+Energies = Float[Tensor, "batch samples"]
+Init = Literal["normal", "torch"]
+
+# A block of this many floats per activation keeps a step's whole working set in a core's cache.
+_BLOCK_FLOATS = 512 * 256
+
+
+class EnergyModel(nn.Module, ABC):
+    """The contract. Energies compose: `energy + other`, `0.5 * energy`, `energy + penalty_function`."""
+
+    obs_dim: int
+    act_dim: int
+    context_dim: int
+
+    @abstractmethod
+    def encode(self, obs: Obs) -> Context:
+        """The part of E(x, y) that depends on the observation alone, computed once per chain."""
+
+    @abstractmethod
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        """E(x, y) for every sampled action of every observation."""
+
+    @abstractmethod
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        """E(x, y) and ∇_y E(x, y), without dropout. Differentiable again while autograd is enabled."""
+
+    def forward(self, obs: Obs, actions: Actions) -> Energies:
+        return self.energies(self.encode(obs), actions)
+
+    def check(self, context: Tensor, actions: Tensor) -> None:
+        """ValueError naming the argument whose shape does not fit this energy."""
+        if context.ndim != 2 or context.shape[1] != self.context_dim:
+            raise ValueError(f"context must be [batch, {self.context_dim}], got {tuple(context.shape)}")
+        if actions.ndim != 3 or actions.shape[2] != self.act_dim or actions.shape[0] != context.shape[0]:
+            raise ValueError(
+                f"actions must be [{context.shape[0]}, samples, {self.act_dim}], got {tuple(actions.shape)}"
+            )
+        if actions.shape[0] == 0 or actions.shape[1] == 0:
+            raise ValueError(f"actions must not be empty, got {tuple(actions.shape)}")
+
+    def check_obs(self, obs: Tensor) -> None:
+        """ValueError where a flat observation does not fit this energy."""
+        if obs.ndim != 2 or obs.shape[1] != self.obs_dim:
+            raise ValueError(f"obs must be [batch, {self.obs_dim}], got {tuple(obs.shape)}")
+
+    def __add__(self, other: "EnergyModel | PenaltyFunction") -> "WeightedSum":
+        if not isinstance(other, EnergyModel):
+            other = Penalty(other, self.obs_dim, self.act_dim)
+        return WeightedSum([self, other], [1.0, 1.0])
+
+    def __mul__(self, weight: float) -> "WeightedSum":
+        return WeightedSum([self], [float(weight)])
+
+    __rmul__ = __mul__
+
+
+PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class FeedForwardEnergy(EnergyModel):
+    """Abstract: E(x, y) = trunk(W_x x + W_y y + b). The observation's part W_x x + b is the context.
+
+    On a CPU, gradients run in blocks of rows that stay in cache: nothing as large as the batch is ever written
+    but the results. On other devices a block is the whole batch.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        width: int,
+        dropout: float,
+        init: Init,
+        spectral_norm: bool,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (("obs_dim", obs_dim, 0), ("act_dim", act_dim, 1), ("width", width, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.obs_dim, self.act_dim, self.context_dim = obs_dim, act_dim, width
+        self.width, self.dropout = width, dropout
+        self._make = lambda inputs, outputs: Linear(inputs, outputs, init, spectral_norm, generator)
+        self.first = self._make(obs_dim + act_dim, width)
+
+    @abstractmethod
+    def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """Energies from the first layer's output, before its activation."""
+
+    @abstractmethod
+    def trunk_and_gradient(
+        self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
+        """Energies and ∂E/∂pre, in closed form. With `scratch` (buffers like `pre`; autograd is off then) it may
+        write into these and into `pre`."""
+
+    @property
+    @abstractmethod
+    def scratch_buffers(self) -> int:
+        """How many buffers `trunk_and_gradient` can use."""
+
+    def encode(self, obs: Obs) -> Context:
+        self.check_obs(obs)
+        if self.training and torch.is_grad_enabled():
+            for layer in self.modules():
+                if isinstance(layer, Linear):
+                    layer.power_iterate()
+        return F.linear(obs, self.first.matrix()[:, : self.obs_dim], self.first.bias)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        return self.trunk(context.unsqueeze(1) + F.linear(actions, self._action_matrix()))
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        self.check(context, actions)
+        return self.input_gradients(context, actions, self._action_matrix())
+
+    def input_gradients(
+        self,
+        context: Context,
+        inputs: Float[Tensor, "batch samples inputs"],
+        matrix: Float[Tensor, "width inputs"],
+    ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
+        """E and ∇E for E = trunk(context + matrix·inputs): `inputs` are the actions, or whole pairs (x, y)."""
+        batch, samples, _ = inputs.shape
+        if torch.is_grad_enabled() or inputs.device.type != "cpu":
+            pre = context.unsqueeze(1) + F.linear(inputs, matrix)
+            energies, gradient = self.trunk_and_gradient(pre.flatten(0, 1), [])
+            return energies.view(batch, samples), (gradient @ matrix).view_as(inputs)
+        inputs = inputs.contiguous()
+        energies = inputs.new_empty(batch, samples)
+        gradients = torch.empty_like(inputs)
+        transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
+        block_rows = min(batch * samples, max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width))
+        buffers = [inputs.new_empty(block_rows, self.width) for _ in range(1 + self.scratch_buffers)]
+        for rows, columns in _blocks(batch, samples, block_rows):
+            block = inputs[rows, columns]
+            tall, wide, size = block.shape
+            pre, *scratch = [buffer[: tall * wide] for buffer in buffers]
+            torch.mm(block.reshape(-1, size), transposed, out=pre)
+            pre.view(tall, wide, -1).add_(context[rows].unsqueeze(1))
+            energy, gradient = self.trunk_and_gradient(pre, scratch)
+            energies[rows, columns] = energy.view(tall, wide)
+            gradients[rows, columns] = F.linear(gradient, transposed).view(tall, wide, size)
+        return energies, gradients
+
+    def _action_matrix(self) -> Float[Tensor, "width act"]:
+        return self.first.matrix()[:, self.obs_dim :]
+
+    def _drop(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
+
+
+class MLPEnergy(FeedForwardEnergy):
+    """The paper's network: two hidden layers of 256 (three linear maps, one of them 256×256), ReLU.
+
+    Weights and biases start at N(0, 0.05²) ('normal', the paper) or as torch's Linear does ('torch').
+    With h₁ = relu(Wx x + Wy y + b₁) and h₂ = relu(W₂h₁ + b₂),
+    E = w·h₂ + b and ∇_y E = Wyᵀ (1[h₁>0] ⊙ W₂ᵀ (1[h₂>0] ⊙ w)).
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        width: int = 256,
+        hidden_layers: int = 2,
+        dropout: float = 0.0,
+        init: Init = "normal",
+        spectral_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(obs_dim, act_dim, width, dropout, init, spectral_norm, generator)
+        if hidden_layers < 1:
+            raise ValueError(f"hidden_layers must be at least 1, got {hidden_layers}")
+        self.hidden = nn.ModuleList(self._make(width, width) for _ in range(hidden_layers - 1))
+        self.last = self._make(width, 1)
+
+    def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        for layer in _linears(self.hidden):
+            pre = layer(self._drop(F.relu(pre)))
+        return self.last(self._drop(F.relu(pre))).squeeze(-1)
+
+    @property
+    def scratch_buffers(self) -> int:
+        return len(self.hidden) + 1
+
+    def trunk_and_gradient(
+        self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
+        relu = F.relu_ if scratch else F.relu
+        buffers: list[Tensor | None] = [*scratch] or [None] * self.scratch_buffers
+        spare, *outs = buffers
+        matrices = [layer.matrix() for layer in _linears(self.hidden)]
+        activations = [relu(pre)]
+        for matrix, layer, out in zip(matrices, _linears(self.hidden), outs, strict=True):
+            activations.append(relu(torch.addmm(layer.bias, activations[-1], matrix.t(), out=out)))
+        output = self.last.matrix()[0]
+        energies = activations[-1] @ output + self.last.bias
+        top = activations.pop()
+        gradient = _gate(output.expand_as(top), top, in_place=bool(scratch))
+        while activations:
+            below = torch.mm(gradient, matrices.pop(), out=spare)
+            spare = gradient if scratch else None
+            gradient = _gate(below, activations.pop(), in_place=bool(scratch))
+        return energies, gradient
+
+
+class ResidualEnergy(FeedForwardEnergy):
+    """The pre-activation residual network of the IBC reference code: a projection, then blocks
+    x ← x + W₂ relu(W₁ relu(x) + b₁) + b₂, then a linear map to the energy (no activation before it)."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        width: int = 256,
+        blocks: int = 1,
+        dropout: float = 0.0,
+        init: Init = "normal",
+        spectral_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(obs_dim, act_dim, width, dropout, init, spectral_norm, generator)
+        if blocks < 1:
+            raise ValueError(f"blocks must be at least 1, got {blocks}")
+        self.inner = nn.ModuleList(self._make(width, width) for _ in range(blocks))
+        self.outer = nn.ModuleList(self._make(width, width) for _ in range(blocks))
+        self.last = self._make(width, 1)
+
+    def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        for inner, outer in zip(_linears(self.inner), _linears(self.outer), strict=True):
+            pre = pre + outer(self._drop(F.relu(inner(self._drop(F.relu(pre))))))
+        return self.last(pre).squeeze(-1)
+
+    @property
+    def scratch_buffers(self) -> int:
+        return 0
+
+    def trunk_and_gradient(
+        self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
+        steps = []
+        for inner, outer in zip(_linears(self.inner), _linears(self.outer), strict=True):
+            outside, matrix_in, matrix_out = F.relu(pre), inner.matrix(), outer.matrix()
+            inside = F.relu(torch.addmm(inner.bias, outside, matrix_in.t()))
+            pre = pre + torch.addmm(outer.bias, inside, matrix_out.t())
+            steps.append((outside, matrix_in, inside, matrix_out))
+        output = self.last.matrix()[0]
+        energies = pre @ output + self.last.bias
+        gradient = output.expand_as(pre)
+        for outside, matrix_in, inside, matrix_out in reversed(steps):
+            gradient = gradient + _gate(_gate(gradient @ matrix_out, inside) @ matrix_in, outside)
+        return energies, gradient
+
+
+class MarginalEnergy(EnergyModel):
+    """E(y): the same MLP without an observation (64 hidden units in the paper). `encode` reads only the batch size."""
+
+    def __init__(
+        self, act_dim: int, width: int = 64, hidden_layers: int = 2, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.network = MLPEnergy(0, act_dim, width, hidden_layers, generator=generator)
+        self.obs_dim, self.act_dim, self.context_dim = 0, act_dim, self.network.context_dim
+
+    def encode(self, obs: Obs) -> Context:
+        return self.network.encode(self.network.first.bias.new_empty(obs.shape[0], 0))
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        return self.network.energies(context, actions)
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return self.network.energies_and_gradients(context, actions)
+
+
+class JointEnergy(EnergyModel):
+    """E(x, y) read as the energy of p(x, y). As a conditional energy it is the network itself, since
+    p(y|x) ∝ p(x, y); `pairs` is the same energy over z = (x, y), with gradients for x as well."""
+
+    def __init__(self, network: FeedForwardEnergy) -> None:
+        super().__init__()
+        self.network = network
+        self.obs_dim, self.act_dim, self.context_dim = network.obs_dim, network.act_dim, network.context_dim
+
+    @property
+    def pairs(self) -> "PairEnergy":
+        """The energy over z = (x, y): run a sampler on it to sample observations and actions together."""
+        return PairEnergy(self.network)
+
+    def encode(self, obs: Obs) -> Context:
+        return self.network.encode(obs)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        return self.network.energies(context, actions)
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return self.network.energies_and_gradients(context, actions)
+
+
+class PairEnergy(EnergyModel):
+    """The view `JointEnergy.pairs`: no observation, the action is the pair z = (x, y)."""
+
+    def __init__(self, network: FeedForwardEnergy) -> None:
+        super().__init__()
+        self.network = network
+        self.obs_dim, self.act_dim, self.context_dim = 0, network.obs_dim + network.act_dim, network.width
+
+    def encode(self, obs: Obs) -> Context:
+        return self.network.first.bias.expand(obs.shape[0], -1)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        return self.network.trunk(context.unsqueeze(1) + F.linear(actions, self.network.first.matrix()))
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        self.check(context, actions)
+        return self.network.input_gradients(context, actions, self.network.first.matrix())
+
+
+class ModuleEnergy(EnergyModel):
+    """Adaptor for any module that maps rows (features, action) to an energy, low is likely; gradients by autograd.
+
+    `encoder` turns observations (of any shape, images too) into `feature_dim` features, once per chain;
+    without one, the observation itself is the feature vector.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        obs_dim: int,
+        act_dim: int,
+        encoder: nn.Module | None = None,
+        feature_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if encoder is not None and feature_dim is None:
+            raise ValueError("feature_dim must be given with an encoder")
+        self.module, self.encoder = module, encoder
+        self.obs_dim, self.act_dim = obs_dim, act_dim
+        self.context_dim = obs_dim if feature_dim is None else feature_dim
+
+    def encode(self, obs: Obs) -> Context:
+        if self.encoder is None:
+            self.check_obs(obs)
+            return obs
+        return self.encoder(obs)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        rows = context.unsqueeze(1).expand(-1, actions.shape[1], -1)
+        energies = self.module(rows.flatten(0, 1), actions.flatten(0, 1))
+        if energies.numel() != actions.shape[0] * actions.shape[1]:
+            rows_given = actions.shape[0] * actions.shape[1]
+            raise ValueError(f"module must return one energy per row ({rows_given}), got {tuple(energies.shape)}")
+        return energies.reshape(actions.shape[:2])
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return _autograd_gradients(lambda y: self.energies(context, y), actions)
+
+
+class Penalty(EnergyModel):
+    """A function of (obs [batch, obs], actions [batch, samples, act]) as an energy: an obstacle, a limit."""
+
+    def __init__(self, function: PenaltyFunction, obs_dim: int, act_dim: int) -> None:
+        super().__init__()
+        self.function = function
+        self.obs_dim, self.act_dim, self.context_dim = obs_dim, act_dim, obs_dim
+
+    def encode(self, obs: Obs) -> Context:
+        self.check_obs(obs)
+        return obs
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        energies = self.function(context, actions)
+        if energies.shape != actions.shape[:2]:
+            raise ValueError(f"penalty must return {tuple(actions.shape[:2])} energies, got {tuple(energies.shape)}")
+        return energies
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return _autograd_gradients(lambda y: self.energies(context, y), actions)
+
+
+class WeightedSum(EnergyModel):
+    """Σᵢ wᵢ Eᵢ(x, y); a product of experts in densities. Terms without an observation fit any."""
+
+    weights: list[float]
+
+    def __init__(self, terms: list[EnergyModel], weights: list[float]) -> None:
+        super().__init__()
+        flat: list[tuple[EnergyModel, float]] = []
+        for term, weight in zip(terms, weights, strict=True):
+            if isinstance(term, WeightedSum):
+                flat += [(inner, weight * w) for inner, w in zip(term.parts(), term.weights, strict=True)]
+            else:
+                flat.append((term, weight))
+        self.terms = nn.ModuleList(term for term, _ in flat)
+        self.weights = [weight for _, weight in flat]
+        if len({term.act_dim for term, _ in flat}) != 1:
+            raise ValueError(f"energies of different act_dim do not add: {[term.act_dim for term, _ in flat]}")
+        if len({term.obs_dim for term, _ in flat} - {0}) > 1:
+            raise ValueError(f"energies of different obs_dim do not add: {[term.obs_dim for term, _ in flat]}")
+        self.obs_dim = max(term.obs_dim for term, _ in flat)
+        self.act_dim = flat[0][0].act_dim
+        self.context_dim = sum(term.context_dim for term, _ in flat)
+
+    def parts(self) -> Iterator[EnergyModel]:
+        for term in self.terms:
+            assert isinstance(term, EnergyModel)
+            yield term
+
+    def encode(self, obs: Obs) -> Context:
+        return torch.cat([term.encode(obs) for term in self.parts()], 1)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        return sum(
+            (w * term.energies(part, actions) for w, term, part in self._split(context)),
+            actions.new_zeros(actions.shape[:2]),
+        )
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        self.check(context, actions)
+        energies, gradients = actions.new_zeros(actions.shape[:2]), torch.zeros_like(actions)
+        for weight, term, part in self._split(context):
+            energy, gradient = term.energies_and_gradients(part, actions)
+            energies, gradients = energies + weight * energy, gradients + weight * gradient
+        return energies, gradients
+
+    def _split(self, context: Context) -> Iterator[tuple[float, EnergyModel, Tensor]]:
+        parts = context.split([term.context_dim for term in self.parts()], 1)
+        return zip(self.weights, self.parts(), parts, strict=True)
+
+
+class Linear(nn.Module):
+    """x ↦ W x + b with the paper's or torch's initialisation, drawn from `generator`, and spectral norm on demand.
+
+    Spectral norm divides W by its largest singular value, estimated by power iteration. Only `power_iterate`
+    moves the estimate (once per encoded training batch), so that encode and energies see one and the same W.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        init: Init = "normal",
+        spectral_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        device = generator.device if generator is not None else None
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device))
+        self.bias = nn.Parameter(torch.empty(outputs, device=device))
+        with torch.no_grad():
+            for parameter in (self.weight, self.bias):
+                if init == "normal":
+                    parameter.normal_(0.0, 0.05, generator=generator)
+                elif init == "torch":
+                    bound = max(inputs, 1) ** -0.5
+                    parameter.uniform_(-bound, bound, generator=generator)
+                else:
+                    raise ValueError(f"init must be 'normal' or 'torch', got {init!r}")
+            self.spectral_norm = spectral_norm
+            if spectral_norm:
+                start = torch.empty(outputs, device=device).normal_(generator=generator)
+                self.register_buffer("left", F.normalize(start, dim=0))
+                self.register_buffer("right", torch.zeros(inputs, device=device))
+                for _ in range(20):
+                    self.power_iterate()
+
+    @torch.no_grad()
+    def power_iterate(self) -> None:
+        """u ← Wv/‖Wv‖, v ← Wᵀu/‖Wᵀu‖: one iteration towards the leading singular vectors."""
+        if self.spectral_norm:
+            self.right = F.normalize(self.weight.t() @ self.left, dim=0)
+            self.left = F.normalize(self.weight @ self.right, dim=0)
+
+    def matrix(self) -> Float[Tensor, "outputs inputs"]:
+        """W, or W / σ(W)."""
+        return self.weight / (self.left @ self.weight @ self.right) if self.spectral_norm else self.weight
+
+    def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        return F.linear(x, self.matrix(), self.bias)
+
+
+def _linears(layers: nn.ModuleList) -> Iterator[Linear]:
+    for layer in layers:
+        assert isinstance(layer, Linear)
+        yield layer
+
+
+def _gate(gradient: Tensor, activation: Tensor, in_place: bool = False) -> Tensor:
+    """gradient ⊙ 1[activation > 0], the backward of ReLU, in one pass; in place, over `activation`."""
+    if in_place:
+        return torch.ops.aten.threshold_backward.grad_input(gradient, activation, 0, grad_input=activation)
+    return torch.ops.aten.threshold_backward(gradient, activation, 0)
+
+
+def _blocks(batch: int, samples: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Rectangles of observations × samples, of about `rows` rows each, that cover [batch, samples]."""
+    wide = min(samples, rows)
+    tall = max(1, rows // wide)
+    for i in range(0, batch, tall):
+        for j in range(0, samples, wide):
+            yield slice(i, i + tall), slice(j, j + wide)
+
+
+def _autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaf = actions if keep and actions.requires_grad else actions.detach().requires_grad_()
+        energies = function(leaf)
+        result: tuple[Any, ...] = torch.autograd.grad(energies.sum(), leaf, create_graph=keep, materialize_grads=True)
+    return (energies if keep else energies.detach()), result[0]

@@ -1,0 +1,439 @@
+"""Samplers of p(y|x) ∝ exp(-E(x, y)) in normalised units. A sampler is a frozen object of hyper-parameters with
+`init` and `step`; `run` is the only loop. Randomness comes from the generator that is passed in, and nowhere else.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cebm.energy import Actions, Context, Energies, EnergyModel
+from cebm.spaces import StepConvention, check_finite, margin_limit, step_limit
+
+StepSymbol = Literal["lambda", "epsilon", "tau"]
+
+
+def convert_step_size(value: float, given: StepSymbol, wanted: StepSymbol) -> float:
+    """The same Langevin step in another of the appendix's symbols: λ = ε² = 2τ."""
+    if not value >= 0:
+        raise ValueError(f"value must be at least 0, got {value}")
+    for name, symbol in (("given", given), ("wanted", wanted)):
+        if symbol not in ("lambda", "epsilon", "tau"):
+            raise ValueError(f"{name} must be 'lambda', 'epsilon' or 'tau', got {symbol!r}")
+    if given == wanted:
+        return value
+    step = {"lambda": value, "epsilon": value**2, "tau": 2 * value}[given]
+    return {"lambda": step, "epsilon": sqrt(step), "tau": step / 2}[wanted]
+
+
+# ---------------------------------------------------------------------------------------------- step sizes
+
+
+class Schedule(Protocol):
+    """The step size of step k of n."""
+
+    def __call__(self, k: int, n: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same step size throughout."""
+
+    value: float = 0.1
+    """The step size."""
+
+    def __post_init__(self) -> None:
+        _positive("value", self.value)
+
+    def __call__(self, k: int, n: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """(init − final)·(1 − k/(n−1))^power + final, from `init` at k = 0 to `final` at k = n−1 (the paper's)."""
+
+    init: float = 1.0
+    """The first step size."""
+    final: float = 1e-3
+    """The last step size."""
+    power: float = 2.0
+    """1 falls linearly; 2 falls fast, then flattens."""
+
+    def __post_init__(self) -> None:
+        for name in ("init", "final", "power"):
+            _positive(name, getattr(self, name))
+
+    def __call__(self, k: int, n: int) -> float:
+        progress = k / (n - 1) if n > 1 else 0.0
+        return (self.init - self.final) * (1 - progress) ** self.power + self.final
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """init·decay^k."""
+
+    init: float = 0.1
+    """The first step size."""
+    decay: float = 0.8
+    """What each step multiplies it by."""
+
+    def __post_init__(self) -> None:
+        _positive("init", self.init)
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must be in (0, 1], got {self.decay}")
+
+    def __call__(self, k: int, n: int) -> float:
+        return self.init * self.decay**k
+
+
+# ---------------------------------------------------------------------------------------------- the contract
+
+
+class StepInfo(NamedTuple):
+    """What a step did, averaged over observations and samples; stacked over steps in `Chain.info`."""
+
+    energy: Float[Tensor, "*steps"]
+    """Mean energy before the step."""
+    gradient_norm: Float[Tensor, "*steps"]
+    """Mean ∞-norm of the gradient before the step (0 where a sampler takes no gradient)."""
+    clipped: Float[Tensor, "*steps"]
+    """Fraction of coordinates that a clip changed (MALA: of proposals outside the box)."""
+    acceptance: Float[Tensor, "*steps"]
+    """Fraction of proposals that were taken; 1 for samplers that take them all."""
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """Where the chains stand. A sampler fills the fields that its next step needs."""
+
+    actions: Actions
+    energies: Energies | None = None
+    gradients: Actions | None = None
+    log_step: Float[Tensor, "batch 1 1"] | None = None
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Anything with these can be run, used for negatives and certified."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState: ...
+
+    def step(
+        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
+    ) -> tuple[ChainState, StepInfo]: ...
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Keep states of a long chain instead of its last one: after `burn_in` steps, every `thin`-th."""
+
+    burn_in: int
+    """Steps thrown away first."""
+    thin: int = 1
+    """Distance between kept states."""
+
+    def __post_init__(self) -> None:
+        if self.burn_in < 0:
+            raise ValueError(f"burn_in must be at least 0, got {self.burn_in}")
+        if self.thin < 1:
+            raise ValueError(f"thin must be at least 1, got {self.thin}")
+
+    def keeps(self, k: int) -> bool:
+        """Whether the state after step k is kept."""
+        return k >= self.burn_in and (k - self.burn_in) % self.thin == 0
+
+
+class Chain(NamedTuple):
+    """The result of `run`."""
+
+    actions: Actions
+    """Last states; with `Collect`, the kept states of each chain in order, chain after chain."""
+    info: StepInfo
+    """One entry per step."""
+
+
+def run(
+    sampler: Sampler,
+    energy: EnergyModel,
+    context: Context,
+    start: Actions,
+    generator: torch.Generator,
+    collect: Collect | None = None,
+    keep_graph: bool = False,
+) -> Chain:
+    """Runs `sampler.steps` steps of independent chains from `start`, one chain per sample.
+
+    `context` is `energy.encode(obs)`. With `keep_graph` the result can be differentiated through every step, for
+    a sampler whose moves are differentiable (Langevin); memory then grows with the steps, otherwise it does not.
+    """
+    energy.check(context, start)
+    check_finite(start.detach(), "start")
+    check_finite(context.detach(), "context")
+    if keep_graph and not getattr(sampler, "differentiable", False):
+        raise ValueError(f"keep_graph needs a sampler with differentiable moves, not {type(sampler).__name__}")
+    if collect is not None and collect.burn_in >= sampler.steps:
+        raise ValueError(f"burn_in {collect.burn_in} leaves nothing of {sampler.steps} steps")
+    kept, infos = [], []
+    with torch.set_grad_enabled(keep_graph):
+        state = sampler.init(energy, context, start, generator)
+        for k in range(sampler.steps):
+            state, info = sampler.step(energy, context, state, k, generator)
+            infos.append(info)
+            if collect is not None and collect.keeps(k):
+                kept.append(state.actions)
+        actions = torch.stack(kept, 2).flatten(1, 2) if kept else state.actions
+        return Chain(actions, StepInfo(*(torch.stack(column).detach() for column in zip(*infos, strict=True))))
+
+
+# ---------------------------------------------------------------------------------------------- the samplers
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """Unadjusted Langevin, in two formulations.
+
+    correct: y' = y − τ∇E + √(2τ) ω, ω ~ N(0, I) (eq. langevin-correct-impl). No accept step, so the variance is
+    biased by O(τ). ibc: y' = y − (λ/2)∇E + λσ ω (eq. langevin-ibc): the noise is scaled by λ instead of √λ, so it
+    does not sample exp(-E) but comes close to gradient descent as λ falls; σ is a standard deviation.
+    Each step is clipped per coordinate, then the result to the box with its margin, in this order.
+    """
+
+    differentiable: ClassVar[bool] = True
+
+    formulation: Literal["correct", "ibc"] = "correct"
+    """How the step size scales the noise."""
+    steps: int = 10
+    """Length of a chain."""
+    schedule: Constant | Polynomial | Exponential | Schedule = Polynomial()
+    """Step size of step k: τ for 'correct', λ for 'ibc'."""
+    noise: float = 1.0
+    """σ of the ibc formulation: 0.1 in the paper's training, 0.01 when acting. 'correct' admits only 1."""
+    step_clip: float | None = 0.25
+    """Largest move of a coordinate in one step, as a fraction of the action range. None: no limit."""
+    clip_convention: StepConvention = "range"
+    """Whether `step_clip` counts the range [-1, 1] (the paper) or half of it (the reference code)."""
+    margin: float | None = 0.05
+    """Chains stay in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded."""
+
+    def __post_init__(self) -> None:
+        if self.formulation not in ("correct", "ibc"):
+            raise ValueError(f"formulation must be 'correct' or 'ibc', got {self.formulation!r}")
+        _check_steps(self.steps)
+        if not self.noise >= 0:
+            raise ValueError(f"noise must be at least 0, got {self.noise}")
+        if self.formulation == "correct" and self.noise != 1.0:
+            raise ValueError("noise is the σ of the ibc formulation; the correct one has none, leave it at 1")
+        if self.step_clip is not None:
+            step_limit(self.step_clip, self.clip_convention)
+        if self.margin is not None:
+            margin_limit(self.margin)
+
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+        return ChainState(start)
+
+    def step(
+        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
+    ) -> tuple[ChainState, StepInfo]:
+        size = _step_size(self.schedule, k, self.steps)
+        energies, gradients = energy.energies_and_gradients(context, state.actions)
+        noise = _normal_like(state.actions, generator)
+        if self.formulation == "correct":
+            move = sqrt(2 * size) * noise - size * gradients
+        else:
+            move = size * (self.noise * noise - 0.5 * gradients)
+        actions, clipped = self._clip(state.actions, move)
+        info = StepInfo(energies.mean(), _gradient_norm(gradients), clipped, torch.ones_like(clipped))
+        return ChainState(actions), info
+
+    def _clip(self, actions: Actions, move: Actions) -> tuple[Actions, Float[Tensor, ""]]:
+        wanted = actions + move
+        result = wanted
+        if self.step_clip is not None:
+            limit = step_limit(self.step_clip, self.clip_convention)
+            result = actions + move.clamp(-limit, limit)
+        if self.margin is not None:
+            limit = margin_limit(self.margin)
+            result = result.clamp(-limit, limit)
+        return result, (result != wanted).to(wanted.dtype).mean()
+
+
+@dataclass(frozen=True)
+class MALA:
+    """Metropolis-adjusted Langevin: proposes y' = y − τ∇E(y) + √(2τ) ω and takes it with probability
+    min(1, exp(E(y) − E(y')) q(y|y')/q(y'|y)), q(y'|y) = N(y'; y − τ∇E(y), 2τ). Samples exp(-E) exactly in the
+    long run; restricted to the box where there is a margin (proposals outside are refused, not clipped).
+
+    For the first `adapt` steps log τ follows the acceptance (Robbins–Monro), per observation; then it stays.
+    """
+
+    steps: int = 100
+    """Length of a chain."""
+    step_size: float = 0.01
+    """The first τ."""
+    adapt: int = 50
+    """Steps during which τ adapts. Draw samples from the states after them."""
+    target: float = 0.574
+    """Acceptance to adapt to; 0.574 is optimal for many independent dimensions (Roberts & Rosenthal 1998)."""
+    margin: float | None = 0.05
+    """The support: the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded."""
+
+    def __post_init__(self) -> None:
+        _check_steps(self.steps)
+        _positive("step_size", self.step_size)
+        if self.adapt < 0:
+            raise ValueError(f"adapt must be at least 0, got {self.adapt}")
+        if not 0 < self.target < 1:
+            raise ValueError(f"target must be in (0, 1), got {self.target}")
+        if self.margin is not None:
+            margin_limit(self.margin)
+
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+        if self.margin is not None:
+            start = start.clamp(-margin_limit(self.margin), margin_limit(self.margin))
+        energies, gradients = energy.energies_and_gradients(context, start)
+        log_step = start.new_full((start.shape[0], 1, 1), self.step_size).log()
+        return ChainState(start, energies, gradients, log_step)
+
+    def step(
+        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
+    ) -> tuple[ChainState, StepInfo]:
+        assert state.energies is not None and state.gradients is not None and state.log_step is not None
+        step = state.log_step.exp()
+        noise = _normal_like(state.actions, generator)
+        proposal = state.actions - step * state.gradients + (2 * step).sqrt() * noise
+        energies, gradients = energy.energies_and_gradients(context, proposal)
+        # log q(y'|y) = −‖ω‖²/2 up to the constant that both directions share.
+        backwards = (state.actions - proposal + step * gradients) / (2 * step).sqrt()
+        log_ratio = state.energies - energies + 0.5 * (noise.square().sum(-1) - backwards.square().sum(-1))
+        outside = torch.zeros_like(energies, dtype=torch.bool)
+        if self.margin is not None:
+            outside = (proposal.abs() > margin_limit(self.margin)).any(-1)
+        # A proposal whose energy is not a number is refused too: comparisons with NaN are false.
+        probability = torch.where(outside | log_ratio.isnan(), 0.0, log_ratio.clamp(max=0).exp())
+        uniform = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
+        taken = uniform < probability
+        log_step = state.log_step
+        if k < self.adapt:
+            # Centred so that a change of τ by a factor e needs an acceptance far off the target.
+            gain = (k + 1) ** -0.6
+            log_step = log_step + gain * (probability.mean(1).view(-1, 1, 1) - self.target)
+        info = StepInfo(
+            state.energies.mean(),
+            _gradient_norm(state.gradients),
+            outside.to(energies.dtype).mean(),
+            taken.to(energies.dtype).mean(),
+        )
+        moved = taken.unsqueeze(-1)
+        return (
+            ChainState(
+                torch.where(moved, proposal, state.actions),
+                torch.where(taken, energies, state.energies),
+                torch.where(moved, gradients, state.gradients),
+                log_step,
+            ),
+            info,
+        )
+
+
+@dataclass(frozen=True)
+class DerivativeFree:
+    """The derivative-free optimiser of IBC: draw candidates anew with probability softmax(-E/T), then, in every
+    further step, add N(0, (deviation·shrink^(k−1))²) noise, clip to the box and draw anew. The first step is
+    importance resampling of the start (of exp(-E) itself, for a uniform start and many candidates); the later
+    ones weigh without correcting for their proposal, so this seeks minima and does not sample.
+
+    `autoregressive` perturbs and redraws one action dimension after the other, which keeps candidates useful in
+    high dimensions. (IBC trains one network per prefix of the action for it; here one energy serves all.)
+    """
+
+    steps: int = 3
+    """Times that candidates are drawn anew."""
+    deviation: float = 0.33
+    """Standard deviation of the first perturbation, normalised units."""
+    shrink: float = 0.5
+    """What each step multiplies it by."""
+    temperature: float = 1.0
+    """T of the softmax."""
+    margin: float | None = 0.05
+    """Candidates stay in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded."""
+    autoregressive: bool = False
+    """One dimension at a time: act_dim times the energy evaluations."""
+
+    def __post_init__(self) -> None:
+        _check_steps(self.steps)
+        _positive("deviation", self.deviation)
+        _positive("temperature", self.temperature)
+        if not 0 < self.shrink <= 1:
+            raise ValueError(f"shrink must be in (0, 1], got {self.shrink}")
+        if self.margin is not None:
+            margin_limit(self.margin)
+
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+        return ChainState(start, energy.energies(context, start))
+
+    def step(
+        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
+    ) -> tuple[ChainState, StepInfo]:
+        assert state.energies is not None
+        zero = state.energies.new_zeros(())
+        before, clipped = state.energies.mean(), zero
+        if k == 0:
+            state = self._redraw(state.actions, state.energies, generator)
+        else:
+            size = self.deviation * self.shrink ** (k - 1)
+            dims = range(state.actions.shape[2])
+            for group in [[d] for d in dims] if self.autoregressive else [list(dims)]:
+                actions, cut = self._perturb(state.actions, group, size, generator)
+                clipped = clipped + cut
+                state = self._redraw(actions, energy.energies(context, actions), generator)
+        return state, StepInfo(before, zero, clipped, torch.ones_like(zero))
+
+    def _perturb(
+        self, actions: Actions, dims: list[int], size: float, generator: torch.Generator
+    ) -> tuple[Actions, Float[Tensor, ""]]:
+        wanted = actions.clone()
+        wanted[..., dims] += size * _normal_like(actions[..., dims], generator)
+        result = wanted
+        if self.margin is not None:
+            result = wanted.clamp(-margin_limit(self.margin), margin_limit(self.margin))
+        return result, (result != wanted).to(wanted.dtype).mean()
+
+    def _redraw(self, actions: Actions, energies: Energies, generator: torch.Generator) -> ChainState:
+        weights = torch.softmax(-energies / self.temperature, 1)
+        index = torch.multinomial(weights, actions.shape[1], replacement=True, generator=generator)
+        return ChainState(actions.gather(1, index.unsqueeze(-1).expand_as(actions)), energies.gather(1, index))
+
+
+# ---------------------------------------------------------------------------------------------- helpers
+
+
+def _normal_like(values: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(values.shape, generator=generator, dtype=values.dtype, device=values.device)
+
+
+def _gradient_norm(gradients: Actions) -> Float[Tensor, ""]:
+    return gradients.detach().abs().amax(-1).mean()
+
+
+def _step_size(schedule: Schedule, k: int, n: int) -> float:
+    size = schedule(k, n)
+    if not size >= 0:
+        raise ValueError(f"schedule gave the step size {size} at step {k}; it must be at least 0")
+    return size
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+def _check_steps(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")

@@ -1,0 +1,167 @@
+"""Units: data to normalised coordinates and back, margins and clipping. Nothing else knows units.
+
+Samplers work in normalised coordinates, where the data fill [-1, 1] (a range of 2).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+NORMALISED_RANGE = 2.0
+Scaling = Literal["min-max", "standardise"]
+StepConvention = Literal["range", "half-range"]
+
+
+def margin_limit(margin: float) -> float:
+    """Half-width of the box [-1, 1] grown by `margin` (a fraction of the range) on both ends: 0.05 gives 1.1."""
+    if not margin >= 0:
+        raise ValueError(f"margin must be at least 0, got {margin}")
+    return 1.0 + NORMALISED_RANGE * margin
+
+
+def step_limit(fraction: float, convention: StepConvention = "range") -> float:
+    """Largest move of a coordinate in one step. `fraction` of the range (the paper: 25 % of 2 is 0.5), or of
+    half the range (the reference code's convention: 25 % is 0.25)."""
+    if not fraction > 0:
+        raise ValueError(f"step_clip must be positive, got {fraction}")
+    if convention not in ("range", "half-range"):
+        raise ValueError(f"clip_convention must be 'range' or 'half-range', got {convention!r}")
+    return fraction * (NORMALISED_RANGE if convention == "range" else NORMALISED_RANGE / 2)
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """ValueError that names the dimensions (last axis) of `values` that hold NaN or infinity."""
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        bad = (~finite).reshape(-1, values.shape[-1]).any(0).nonzero().flatten().tolist()
+        raise ValueError(f"{name} has NaN or infinite values in dimension {', '.join(map(str, bad))}")
+
+
+@dataclass(frozen=True)
+class Box:
+    """An affine map per dimension, normalised = (value - centre) / scale, and the margin around [-1, 1].
+
+    A dimension without extent (the goals, when one episode is overfitted) has scale 1 and so maps to 0.
+    """
+
+    centre: Float[Tensor, " dim"]
+    """The value that maps to 0."""
+    scale: Float[Tensor, " dim"]
+    """The distance that maps to 1."""
+    margin: float = 0.05
+    """Room beyond [-1, 1] on both ends, as a fraction of the range; the box of the samplers is [-1.1, 1.1]."""
+
+    def __post_init__(self) -> None:
+        if self.centre.ndim != 1 or self.centre.shape != self.scale.shape:
+            shapes = f"{tuple(self.centre.shape)} and {tuple(self.scale.shape)}"
+            raise ValueError(f"centre and scale must be vectors of one length, got {shapes}")
+        check_finite(self.centre, "centre")
+        check_finite(self.scale, "scale")
+        if not bool((self.scale > 0).all()):
+            raise ValueError(f"scale must be positive, got {self.scale.tolist()}")
+        margin_limit(self.margin)
+
+    @classmethod
+    def from_bounds(cls, low: Any, high: Any, margin: float = 0.05) -> "Box":
+        """The box whose `low` and `high` (one number per dimension) map to -1 and 1."""
+        low, high = _float_tensor(low), _float_tensor(high)
+        if low.ndim != 1 or low.shape != high.shape or not low.numel():
+            raise ValueError(
+                f"low and high must be vectors of one length, got {tuple(low.shape)} and {tuple(high.shape)}"
+            )
+        check_finite(low, "low")
+        check_finite(high, "high")
+        if bool((high < low).any()):
+            dims = (high < low).nonzero().flatten().tolist()
+            raise ValueError(f"high must not be below low, but is in dimension {', '.join(map(str, dims))}")
+        # Halves first: the difference of two huge bounds would overflow.
+        return cls(low / 2 + high / 2, _usable(high / 2 - low / 2, low), margin)
+
+    @classmethod
+    def fit(cls, data: Any, scaling: Scaling = "min-max", margin: float = 0.05) -> "Box":
+        """Fits `data` [..., dim]: 'min-max' maps the extremes to ±1 (the paper), 'standardise' maps to zero mean
+        and unit variance (the reference code's observations)."""
+        values = _float_tensor(data)
+        if values.ndim < 2 or not values.numel():
+            raise ValueError(f"data must be a non-empty [..., dim] array, got shape {tuple(values.shape)}")
+        check_finite(values, "data")
+        values = values.reshape(-1, values.shape[-1])
+        if scaling == "min-max":
+            return cls.from_bounds(values.amin(0), values.amax(0), margin)
+        if scaling != "standardise":
+            raise ValueError(f"scaling must be 'min-max' or 'standardise', got {scaling!r}")
+        # float64, and constant columns settled by their extent: rounding must not turn a constant into noise.
+        exact = values.double()
+        spread = torch.where(values.amin(0) == values.amax(0), 0.0, exact.std(0, correction=0)).to(values.dtype)
+        return cls(exact.mean(0).to(values.dtype), _usable(spread, values[0]), margin)
+
+    @property
+    def dim(self) -> int:
+        return self.centre.shape[0]
+
+    @property
+    def low(self) -> Float[Tensor, " dim"]:
+        """What maps to -1."""
+        return self.centre - self.scale
+
+    @property
+    def high(self) -> Float[Tensor, " dim"]:
+        """What maps to 1."""
+        return self.centre + self.scale
+
+    @property
+    def limit(self) -> float:
+        """Normalised half-width of the box with its margin: 1.1."""
+        return margin_limit(self.margin)
+
+    def normalise(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """Data units to normalised ones."""
+        self._check_dim(values)
+        check_finite(values, "values")
+        return (values - self.centre) / self.scale
+
+    def denormalise(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """Normalised units to data units."""
+        self._check_dim(values)
+        return values * self.scale + self.centre
+
+    def sample(self, *shape: int, generator: torch.Generator) -> Float[Tensor, "*shape dim"]:
+        """Uniform in the box with its margin, normalised: [-1.1, 1.1] per dimension."""
+        unit = torch.rand(*shape, self.dim, generator=generator, dtype=self.centre.dtype, device=self.centre.device)
+        return (2 * unit - 1) * self.limit
+
+    def clip(self, normalised: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """Global clipping: into the box with its margin."""
+        return normalised.clamp(-self.limit, self.limit)
+
+    def clip_step(
+        self,
+        step: Float[Tensor, "*rows dim"],
+        fraction: float = 0.25,
+        convention: StepConvention = "range",
+    ) -> Float[Tensor, "*rows dim"]:
+        """Per-iteration clipping: no coordinate moves further than `fraction` of the range."""
+        limit = step_limit(fraction, convention)
+        return step.clamp(-limit, limit)
+
+    def to(self, *args: Any, **kwargs: Any) -> "Box":
+        """As `Tensor.to`: another device or dtype."""
+        return Box(self.centre.to(*args, **kwargs), self.scale.to(*args, **kwargs), self.margin)
+
+    def _check_dim(self, values: Tensor) -> None:
+        if values.ndim < 1 or values.shape[-1] != self.dim:
+            raise ValueError(f"values must be [..., {self.dim}], got shape {tuple(values.shape)}")
+
+
+def _float_tensor(values: Any) -> Tensor:
+    tensor = torch.as_tensor(values)
+    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+
+
+def _usable(scale: Tensor, reference: Tensor) -> Tensor:
+    """1 where there is no extent, or one too small to divide by: below the rounding of the values themselves."""
+    smallest = torch.finfo(scale.dtype).eps * reference.abs() + torch.finfo(scale.dtype).tiny
+    return torch.where(scale > smallest, scale, torch.ones_like(scale))
