@@ -6,6 +6,8 @@ per observation, which is what a chain needs. The networks here have their input
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -66,7 +68,7 @@ class EnergyModel(nn.Module, ABC):
             other = Penalty(other, self.obs_dim, self.act_dim)
         return WeightedSum([self, other], [1.0, 1.0])
 
-    def __mul__(self, weight: float) -> "WeightedSum":
+    def __mul__(self, weight: float | int) -> "WeightedSum":
         return WeightedSum([self], [float(weight)])
 
     __rmul__ = __mul__
@@ -100,8 +102,7 @@ class FeedForwardEnergy(EnergyModel):
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.obs_dim, self.act_dim, self.context_dim = obs_dim, act_dim, width
         self.width, self.dropout = width, dropout
-        self._make = lambda inputs, outputs: Linear(inputs, outputs, init, spectral_norm, generator)
-        self.first = self._make(obs_dim + act_dim, width)
+        self.first = Linear(obs_dim + act_dim, width, init, spectral_norm, generator)
 
     @abstractmethod
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
@@ -121,10 +122,7 @@ class FeedForwardEnergy(EnergyModel):
 
     def encode(self, obs: Obs) -> Context:
         self.check_obs(obs)
-        if self.training and torch.is_grad_enabled():
-            for layer in self.modules():
-                if isinstance(layer, Linear):
-                    layer.power_iterate()
+        self.power_iterate()
         return F.linear(obs, self.first.matrix()[:, : self.obs_dim], self.first.bias)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
@@ -164,6 +162,13 @@ class FeedForwardEnergy(EnergyModel):
             gradients[rows, columns] = F.linear(gradient, transposed).view(tall, wide, size)
         return energies, gradients
 
+    def power_iterate(self) -> None:
+        """Follows the weights with the spectral norms' estimates: once per training batch, and never in a chain."""
+        if self.training and torch.is_grad_enabled():
+            for layer in self.modules():
+                if isinstance(layer, Linear):
+                    layer.power_iterate()
+
     def _action_matrix(self) -> Float[Tensor, "width act"]:
         return self.first.matrix()[:, self.obs_dim :]
 
@@ -193,8 +198,9 @@ class MLPEnergy(FeedForwardEnergy):
         super().__init__(obs_dim, act_dim, width, dropout, init, spectral_norm, generator)
         if hidden_layers < 1:
             raise ValueError(f"hidden_layers must be at least 1, got {hidden_layers}")
-        self.hidden = nn.ModuleList(self._make(width, width) for _ in range(hidden_layers - 1))
-        self.last = self._make(width, 1)
+        make = partial(Linear, init=init, spectral_norm=spectral_norm, generator=generator)
+        self.hidden = nn.ModuleList(make(width, width) for _ in range(hidden_layers - 1))
+        self.last = make(width, 1)
 
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
         for layer in _linears(self.hidden):
@@ -244,9 +250,10 @@ class ResidualEnergy(FeedForwardEnergy):
         super().__init__(obs_dim, act_dim, width, dropout, init, spectral_norm, generator)
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
-        self.inner = nn.ModuleList(self._make(width, width) for _ in range(blocks))
-        self.outer = nn.ModuleList(self._make(width, width) for _ in range(blocks))
-        self.last = self._make(width, 1)
+        make = partial(Linear, init=init, spectral_norm=spectral_norm, generator=generator)
+        self.inner = nn.ModuleList(make(width, width) for _ in range(blocks))
+        self.outer = nn.ModuleList(make(width, width) for _ in range(blocks))
+        self.last = make(width, 1)
 
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
         for inner, outer in zip(_linears(self.inner), _linears(self.outer), strict=True):
@@ -327,6 +334,7 @@ class PairEnergy(EnergyModel):
         self.obs_dim, self.act_dim, self.context_dim = 0, network.obs_dim + network.act_dim, network.width
 
     def encode(self, obs: Obs) -> Context:
+        self.network.power_iterate()
         return self.network.first.bias.expand(obs.shape[0], -1)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
@@ -376,7 +384,9 @@ class ModuleEnergy(EnergyModel):
         return energies.reshape(actions.shape[:2])
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        return _autograd_gradients(lambda y: self.energies(context, y), actions)
+        context = outside_inference(context)
+        with evaluating(self.module):
+            return autograd_gradients(lambda y: self.energies(context, y), actions)
 
 
 class Penalty(EnergyModel):
@@ -399,7 +409,8 @@ class Penalty(EnergyModel):
         return energies
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        return _autograd_gradients(lambda y: self.energies(context, y), actions)
+        context = outside_inference(context)
+        return autograd_gradients(lambda y: self.energies(context, y), actions)
 
 
 class WeightedSum(EnergyModel):
@@ -529,10 +540,33 @@ def _blocks(batch: int, samples: int, rows: int) -> Iterator[tuple[slice, slice]
             yield slice(i, i + tall), slice(j, j + wide)
 
 
-def _autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout) for a while; every submodule gets its own mode back."""
+    training = [submodule for submodule in module.modules() if submodule.training]
+    try:
+        for submodule in training:
+            submodule.training = False
+        yield
+    finally:
+        for submodule in training:
+            submodule.training = True
+
+
+def autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
+    """E and ∇E of any differentiable `function` of the actions, in inference mode too."""
     keep = torch.is_grad_enabled()
-    with torch.enable_grad():
+    actions = outside_inference(actions)
+    with torch.inference_mode(False), torch.enable_grad():
         leaf = actions if keep and actions.requires_grad else actions.detach().requires_grad_()
         energies = function(leaf)
+        if not energies.requires_grad:  # a constant
+            return energies, torch.zeros_like(actions)
         result: tuple[Any, ...] = torch.autograd.grad(energies.sum(), leaf, create_graph=keep, materialize_grads=True)
     return (energies if keep else energies.detach()), result[0]
+
+
+def outside_inference(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one made in inference mode: those cannot enter a graph."""
+    with torch.inference_mode(False):
+        return tensor.clone() if tensor.is_inference() else tensor

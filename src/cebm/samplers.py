@@ -3,14 +3,14 @@
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.energy import Actions, Context, Energies, EnergyModel
+from cebm.energy import Actions, Context, Energies, EnergyModel, evaluating
 from cebm.spaces import StepConvention, check_finite, margin_limit, step_limit
 
 StepSymbol = Literal["lambda", "epsilon", "tau"]
@@ -25,13 +25,19 @@ def convert_step_size(value: float, given: StepSymbol, wanted: StepSymbol) -> fl
             raise ValueError(f"{name} must be 'lambda', 'epsilon' or 'tau', got {symbol!r}")
     if given == wanted:
         return value
-    step = {"lambda": value, "epsilon": value**2, "tau": 2 * value}[given]
+    step = value * {"lambda": 1, "epsilon": value, "tau": 2}[given]
     return {"lambda": step, "epsilon": sqrt(step), "tau": step / 2}[wanted]
 
 
 # ---------------------------------------------------------------------------------------------- step sizes
 
 
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+@runtime_checkable
 class Schedule(Protocol):
     """The step size of step k of n."""
 
@@ -172,6 +178,7 @@ def run(
 
     `context` is `energy.encode(obs)`. With `keep_graph` the result can be differentiated through every step, for
     a sampler whose moves are differentiable (Langevin); memory then grows with the steps, otherwise it does not.
+    Dropout is off during the run.
     """
     energy.check(context, start)
     check_finite(start.detach(), "start")
@@ -181,7 +188,7 @@ def run(
     if collect is not None and collect.burn_in >= sampler.steps:
         raise ValueError(f"burn_in {collect.burn_in} leaves nothing of {sampler.steps} steps")
     kept, infos = [], []
-    with torch.set_grad_enabled(keep_graph):
+    with torch.set_grad_enabled(keep_graph), evaluating(energy):
         state = sampler.init(energy, context, start, generator)
         for k in range(sampler.steps):
             state, info = sampler.step(energy, context, state, k, generator)
@@ -226,8 +233,8 @@ class Langevin:
         if self.formulation not in ("correct", "ibc"):
             raise ValueError(f"formulation must be 'correct' or 'ibc', got {self.formulation!r}")
         _check_steps(self.steps)
-        if not self.noise >= 0:
-            raise ValueError(f"noise must be at least 0, got {self.noise}")
+        if not 0 <= self.noise < inf:
+            raise ValueError(f"noise must be at least 0 and finite, got {self.noise}")
         if self.formulation == "correct" and self.noise != 1.0:
             raise ValueError("noise is the σ of the ibc formulation; the correct one has none, leave it at 1")
         if self.step_clip is not None:
@@ -376,6 +383,8 @@ class DerivativeFree:
             margin_limit(self.margin)
 
     def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+        if self.margin is not None:
+            start = start.clamp(-margin_limit(self.margin), margin_limit(self.margin))
         return ChainState(start, energy.energies(context, start))
 
     def step(
@@ -424,14 +433,9 @@ def _gradient_norm(gradients: Actions) -> Float[Tensor, ""]:
 
 def _step_size(schedule: Schedule, k: int, n: int) -> float:
     size = schedule(k, n)
-    if not size >= 0:
-        raise ValueError(f"schedule gave the step size {size} at step {k}; it must be at least 0")
+    if not 0 <= size < inf:
+        raise ValueError(f"schedule gave the step size {size} at step {k}; it must be at least 0 and finite")
     return size
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
 
 
 def _check_steps(steps: int) -> None:

@@ -4,6 +4,7 @@ Samplers work in normalised coordinates, where the data fill [-1, 1] (a range of
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -17,8 +18,8 @@ StepConvention = Literal["range", "half-range"]
 
 def margin_limit(margin: float) -> float:
     """Half-width of the box [-1, 1] grown by `margin` (a fraction of the range) on both ends: 0.05 gives 1.1."""
-    if not margin >= 0:
-        raise ValueError(f"margin must be at least 0, got {margin}")
+    if not 0 <= margin < inf:
+        raise ValueError(f"margin must be at least 0 and finite, got {margin}")
     return 1.0 + NORMALISED_RANGE * margin
 
 
@@ -44,7 +45,8 @@ def check_finite(values: Tensor, name: str) -> None:
 class Box:
     """An affine map per dimension, normalised = (value - centre) / scale, and the margin around [-1, 1].
 
-    A dimension without extent (the goals, when one episode is overfitted) has scale 1 and so maps to 0.
+    A dimension without extent (the goals, when one episode is overfitted) maps to 0, with scale 1 (or one unit of
+    rounding, where values are so large that this is more).
     """
 
     centre: Float[Tensor, " dim"]
@@ -93,10 +95,12 @@ class Box:
             return cls.from_bounds(values.amin(0), values.amax(0), margin)
         if scaling != "standardise":
             raise ValueError(f"scaling must be 'min-max' or 'standardise', got {scaling!r}")
-        # float64, and constant columns settled by their extent: rounding must not turn a constant into noise.
+        # In float64 and from min-max units: squares cannot overflow, and a constant column is exactly 0 there.
         exact = values.double()
-        spread = torch.where(values.amin(0) == values.amax(0), 0.0, exact.std(0, correction=0)).to(values.dtype)
-        return cls(exact.mean(0).to(values.dtype), _usable(spread, values[0]), margin)
+        units = cls.from_bounds(exact.amin(0), exact.amax(0), margin)
+        exact = units.normalise(exact)
+        centre, spread = units.denormalise(exact.mean(0)), exact.std(0, correction=0) * units.scale
+        return cls(centre.to(values.dtype), _usable(spread.to(values.dtype), values[0]), margin)
 
     @property
     def dim(self) -> int:
@@ -157,11 +161,13 @@ class Box:
 
 
 def _float_tensor(values: Any) -> Tensor:
-    tensor = torch.as_tensor(values)
+    # A copy of what is not a tensor: memory-mapped arrays are read-only, which torch does not know.
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values)
     return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
 
 
 def _usable(scale: Tensor, reference: Tensor) -> Tensor:
-    """1 where there is no extent, or one too small to divide by: below the rounding of the values themselves."""
+    """1 where there is no extent, or one too small to divide by: below the rounding of the values themselves.
+    Where that rounding exceeds 1, the rounding: dividing it by 1 would give huge coordinates."""
     smallest = torch.finfo(scale.dtype).eps * reference.abs() + torch.finfo(scale.dtype).tiny
-    return torch.where(scale > smallest, scale, torch.ones_like(scale))
+    return torch.where(scale > smallest, scale, smallest.clamp(min=1))

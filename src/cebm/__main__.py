@@ -1,0 +1,5 @@
+"""`python -m cebm` is `cebm`."""
+
+from cebm.cli import main
+
+main()

@@ -1,0 +1,415 @@
+"""Where the negative actions ỹ come from. Every source has one method, `sample`; actions are normalised.
+
+A source without state is a frozen dataclass. `Replay` and `MarginalActionSampler` carry state and are modules, so
+that their weights and buffers are saved with the rest. Any source can also start the chains of another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, log, pi
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cebm.energy import Actions, Energies, EnergyModel, JointEnergy, MarginalEnergy, Obs, evaluating
+from cebm.objectives import maximum_entropy_loss, mcmc_loss, positive_l2
+from cebm.samplers import Collect, Langevin, Sampler, StepInfo, run
+from cebm.spaces import check_finite, margin_limit
+
+Positives = Float[Tensor, "batch act"]
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Negative actions for a batch, constants to autograd, and the density they were drawn from where it is known."""
+
+    actions: Actions
+    """The negatives ỹ."""
+    obs: Obs
+    """Their observations: the batch's own, or one per sample where pairs (x̃, ỹ) are drawn (replay of a joint)."""
+    log_q: Energies | None = None
+    """log q(ỹ), None where it is not tractable."""
+    log_q_positive: Float[Tensor, " batch"] | None = None
+    """log q of the demonstrated action."""
+    info: StepInfo | None = None
+    """What the chain did, where one was run."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """The contract of this module."""
+
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        """`n` negatives for each of the batch's pairs (obs, actions)."""
+        ...
+
+
+@runtime_checkable
+class Density(Protocol):
+    """A source whose density is known."""
+
+    def log_prob(self, positives: Positives, actions: Actions) -> Energies:
+        """log q(actions), for the q that belongs to each positive."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform in the box [-1, 1] with its margin: log q = −act·log(2.2)."""
+
+    margin: float = 0.05
+    """Room beyond [-1, 1] on both ends, as a fraction of the range."""
+
+    def __post_init__(self) -> None:
+        margin_limit(self.margin)
+
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        shape = (actions.shape[0], n, actions.shape[1])
+        return _with_density(self, _uniform(shape, self.margin, actions, generator), obs, actions)
+
+    def log_prob(self, positives: Positives, actions: Actions) -> Energies:
+        limit = margin_limit(self.margin)
+        inside = (actions.abs() <= limit).all(-1)
+        density = actions.new_tensor(-actions.shape[-1] * log(2 * limit))
+        return torch.where(inside, density, actions.new_tensor(-torch.inf))
+
+
+@dataclass(frozen=True)
+class GaussianMixture:
+    """q(y) = 1/K Σ_k N(y; y⁺, σ_k² I) around the demonstrated action (Gustafsson et al. 2020)."""
+
+    deviations: tuple[float, ...] = (0.1, 0.4, 0.8)
+    """σ_k, normalised units."""
+
+    def __post_init__(self) -> None:
+        if not self.deviations or not all(0 < d < inf for d in self.deviations):
+            raise ValueError(f"deviations must be positive numbers, got {self.deviations}")
+
+    @torch.no_grad()
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        batch, act = actions.shape
+        component = torch.randint(len(self.deviations), (batch, n), generator=generator, device=actions.device)
+        deviations = actions.new_tensor(self.deviations)[component]
+        noise = torch.randn((batch, n, act), generator=generator, dtype=actions.dtype, device=actions.device)
+        return _with_density(self, actions.unsqueeze(1) + deviations.unsqueeze(-1) * noise, obs, actions)
+
+    def log_prob(self, positives: Positives, actions: Actions) -> Energies:
+        variances = actions.new_tensor(self.deviations).square()
+        squares = (actions - positives.unsqueeze(1)).square().sum(-1, keepdim=True)
+        act = actions.shape[-1]
+        parts = -0.5 * squares / variances - 0.5 * act * (2 * pi * variances).log()
+        return parts.logsumexp(-1) - log(len(self.deviations))
+
+
+@dataclass(frozen=True)
+class InBatch:
+    """The actions of `n` other examples of the batch, each used once per row: exact samples of the marginal p(y)."""
+
+    @torch.no_grad()
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        batch = actions.shape[0]
+        if n > batch - 1:
+            raise ValueError(f"n must be at most {batch - 1}, the number of other examples in the batch, got {n}")
+        keys = torch.rand((batch, batch - 1), generator=generator, device=actions.device)
+        offset = keys.topk(n, 1).indices + 1
+        index = (torch.arange(batch, device=actions.device).unsqueeze(1) + offset) % batch
+        return Negatives(actions[index], obs)
+
+
+@dataclass(frozen=True)
+class ShortChains:
+    """Many independent short chains of the learned p(y|x), the last state of each (IBC's way)."""
+
+    sampler: Sampler = Langevin("ibc", noise=0.1)
+    """What moves them. A derivative-free one works on the n candidates of an observation together."""
+    start: Source = Uniform()
+    """Where they start: uniform, the data (InBatch), a proposal (GaussianMixture, …)."""
+
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        start = self.start.sample(energy, obs, actions, n, generator).actions
+        with torch.no_grad(), evaluating(energy):
+            chain = run(self.sampler, energy, energy.encode(obs), start, generator)
+        return Negatives(chain.actions, obs, info=chain.info)
+
+
+@dataclass(frozen=True)
+class LongChain:
+    """One chain per observation; its states after `burn_in` steps, every `thin`-th, are the negatives. They are
+    neither independent nor samples of the marginal, which is the paper's explanation why this works worse."""
+
+    sampler: Langevin = Langevin("correct")
+    """What moves it; its `steps` follow from burn_in, thin and n."""
+    burn_in: int = 50
+    """Steps thrown away first."""
+    thin: int = 5
+    """Distance between kept states."""
+    start: Source = Uniform()
+    """Where it starts."""
+
+    def __post_init__(self) -> None:
+        Collect(self.burn_in, self.thin)
+
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        start = self.start.sample(energy, obs, actions, 1, generator).actions
+        sampler = replace(self.sampler, steps=self.burn_in + self.thin * (n - 1) + 1)
+        with torch.no_grad(), evaluating(energy):
+            chain = run(sampler, energy, energy.encode(obs), start, generator, Collect(self.burn_in, self.thin))
+        return Negatives(chain.actions, obs, info=chain.info)
+
+
+class Replay(nn.Module):
+    """Short chains that start where earlier ones ended, in place of long ones (Du & Mordatch 2019).
+
+    For a `JointEnergy` the buffer holds pairs (x, y) and the chains move both. For a conditional energy it holds
+    actions alone; the paper notes that different conditional distributions cannot rightly share one buffer.
+    """
+
+    stored: Float[Tensor, "capacity dim"]
+    count: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        sampler: Sampler | None = None,
+        capacity: int = 10_000,
+        reinitialise: float = 0.05,
+        margin: float = 0.05,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim}")
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        if not 0 <= reinitialise <= 1:
+            raise ValueError(f"reinitialise must be in [0, 1], got {reinitialise}")
+        margin_limit(margin)
+        self.sampler = sampler if sampler is not None else Langevin("correct")
+        self.reinitialise, self.margin = reinitialise, margin
+        self.register_buffer("stored", torch.zeros(capacity, dim, device=device))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device))
+
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        target = energy.pairs if isinstance(energy, JointEnergy) else energy
+        if target.act_dim != self.stored.shape[1]:
+            raise ValueError(f"dim of the replay buffer is {self.stored.shape[1]}, the chain has {target.act_dim}")
+        batch = actions.shape[0]
+        start = self.draw(batch * n, actions, generator).view(batch, n, -1)
+        with torch.no_grad(), evaluating(target):
+            chain = run(self.sampler, target, target.encode(obs), start, generator)
+        self.put(chain.actions.flatten(0, 1), generator)
+        if isinstance(energy, JointEnergy):
+            x, y = chain.actions.split([energy.obs_dim, energy.act_dim], -1)
+            return Negatives(y, x, info=chain.info)
+        return Negatives(chain.actions, obs, info=chain.info)
+
+    def draw(self, rows: int, like: Tensor, generator: torch.Generator) -> Float[Tensor, "rows dim"]:
+        """Stored states, of which a fraction `reinitialise` (all, while the buffer is empty) is drawn anew."""
+        fresh = _uniform((rows, self.stored.shape[1]), self.margin, like, generator)
+        count = int(self.count)
+        if count == 0:
+            return fresh
+        index = torch.randint(count, (rows,), generator=generator, device=like.device)
+        anew = torch.rand((rows, 1), generator=generator, device=like.device) < self.reinitialise
+        return torch.where(anew, fresh, self.stored[index].to(like.dtype))
+
+    @torch.no_grad()
+    def put(self, states: Float[Tensor, "rows dim"], generator: torch.Generator) -> None:
+        """Fills free places in order; once full, overwrites random ones."""
+        capacity, count = self.stored.shape[0], int(self.count)
+        free = min(capacity - count, states.shape[0])
+        self.stored[count : count + free] = states[:free].to(self.stored.dtype)
+        self.count += free
+        rest = states[free:][-capacity:]
+        if rest.shape[0]:
+            places = torch.randperm(capacity, generator=generator, device=states.device)[: rest.shape[0]]
+            self.stored[places] = rest.to(self.stored.dtype)
+
+
+class MarginalActionSampler(nn.Module):
+    """MAS: negatives from a marginal energy E_γ(y) that is trained beside the conditional one.
+
+    `sample` runs chains of p_γ(y); `loss` trains E_γ on the very samples that served as negatives, with the MCMC
+    loss or, 'maxent', with the maximum-entropy loss, plus `positive_l2` times the mean squared positive energy.
+    """
+
+    def __init__(
+        self,
+        act_dim: int,
+        sampler: Sampler | None = None,
+        objective: Literal["mcmc", "maxent"] = "mcmc",
+        positive_l2: float = 0.0,
+        width: int = 64,
+        start: Source | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if objective not in ("mcmc", "maxent"):
+            raise ValueError(f"objective must be 'mcmc' or 'maxent', got {objective!r}")
+        if not positive_l2 >= 0:
+            raise ValueError(f"positive_l2 must be at least 0, got {positive_l2}")
+        self.sampler = sampler if sampler is not None else Langevin("correct")
+        self.objective, self.positive_l2 = objective, positive_l2
+        self.start = start if start is not None else Uniform()
+        self.marginal = MarginalEnergy(act_dim, width, generator=generator)
+
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        chains = ShortChains(self.sampler, self.start).sample(self.marginal, obs, actions, n, generator)
+        return replace(chains, obs=obs)
+
+    def loss(self, actions: Positives, negatives: Actions) -> Float[Tensor, ""]:
+        """The marginal's own loss. All negatives are samples of the one p_γ(y), so they count as one set."""
+        _check_positives(actions)
+        if negatives.ndim != 3 or not negatives.numel() or negatives.shape[2] != actions.shape[1]:
+            shape = tuple(negatives.shape)
+            raise ValueError(f"negatives must be a non-empty [batch, samples, {actions.shape[1]}] tensor, got {shape}")
+        check_finite(negatives, "negatives")
+        everything = torch.cat([actions, negatives.flatten(0, 1)]).unsqueeze(0)
+        energies = self.marginal(everything[..., 0], everything)[0]
+        positive, negative = energies.split([actions.shape[0], energies.shape[0] - actions.shape[0]])
+        objective = maximum_entropy_loss if self.objective == "maxent" else mcmc_loss
+        loss = objective(positive.mean().unsqueeze(0), negative.unsqueeze(0))
+        return loss + self.positive_l2 * positive_l2(positive) if self.positive_l2 else loss
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Fixed shares of several sources. Where all densities are known, q is their mixture Σ_j (n_j/n) q_j
+    with the actual counts n_j."""
+
+    sources: Sequence[Source]
+    """The sources, stateless or not."""
+    fractions: tuple[float, ...]
+    """The share of each; they add up to 1. Counts are rounded so that they add up to n."""
+
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.fractions) or not self.sources:
+            raise ValueError(f"fractions must name one share per source, got {self.fractions}")
+        if any(not f >= 0 for f in self.fractions) or abs(sum(self.fractions) - 1) > 1e-6:
+            raise ValueError(f"fractions must be shares that add up to 1, got {self.fractions}")
+
+    def counts(self, n: int) -> list[int]:
+        """How many of n each source gives: largest remainders first."""
+        exact = [f * n / sum(self.fractions) for f in self.fractions]
+        counts = [int(e + 1e-9) for e in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda j: counts[j] - exact[j])
+        for j in by_remainder[: n - sum(counts)]:
+            counts[j] += 1
+        return counts
+
+    @torch.no_grad()
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        used = [(source, count) for source, count in zip(self.sources, self.counts(n), strict=True) if count]
+        parts = [source.sample(energy, obs, actions, count, generator) for source, count in used]
+        if any(part.obs.ndim != obs.ndim for part in parts):
+            raise ValueError("sources that draw pairs (x, y), as the replay of a joint energy does, do not mix")
+        info = next((part.info for part in parts if part.info is not None), None)
+        mixed = Negatives(torch.cat([part.actions for part in parts], 1), obs, info=info)
+        if not all(isinstance(source, Density) for source, _ in used):
+            return mixed
+
+        def log_prob(values: Actions) -> Energies:
+            terms = [
+                source.log_prob(actions, values) + log(count / n)
+                for source, count in used
+                if isinstance(source, Density)
+            ]
+            return torch.stack(terms).logsumexp(0)
+
+        return replace(mixed, log_q=log_prob(mixed.actions), log_q_positive=log_prob(actions.unsqueeze(1))[:, 0])
+
+
+def _with_density(source: Density, samples: Actions, obs: Obs, positives: Positives) -> Negatives:
+    log_q_positive = source.log_prob(positives, positives.unsqueeze(1))[:, 0]
+    return Negatives(samples, obs, source.log_prob(positives, samples), log_q_positive)
+
+
+def _uniform(shape: tuple[int, ...], margin: float, like: Tensor, generator: torch.Generator) -> Tensor:
+    unit = torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)
+    return (2 * unit - 1) * margin_limit(margin)
+
+
+def _check(obs: Tensor, actions: Tensor, n: int) -> None:
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    _check_positives(actions)
+    if obs.shape[0] != actions.shape[0]:
+        raise ValueError(f"obs must have {actions.shape[0]} rows like actions, got {tuple(obs.shape)}")
+    check_finite(obs, "obs")
+
+
+def _check_positives(actions: Tensor) -> None:
+    if actions.ndim != 2 or not actions.shape[0]:
+        raise ValueError(f"actions must be a non-empty [batch, act] tensor, got {tuple(actions.shape)}")
+    check_finite(actions, "actions")

@@ -1,0 +1,119 @@
+"""scikit-learn's way in: regression whose answer is a set and not a number. Needs the extra `cebm[sklearn]`."""
+
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from cebm.information import Quadrature
+from cebm.negatives import Uniform
+from cebm.policy import Network
+from cebm.samplers import MALA, DerivativeFree, Langevin, run
+from cebm.training import fit
+from cebm.trials import TRIALS
+
+try:
+    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:  # pragma: no cover - depends on what is installed
+    raise ImportError("ConditionalEBMRegressor needs scikit-learn: pip install 'cebm[sklearn]'") from error
+
+
+class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
+    """p(y|x) ∝ exp(-E(x, y)), learned by InfoNCE with uniform negatives, for which −E is log p(y|x) up to a constant
+    of x. `predict` gives the mode (lowest energy), `sample` draws from p(y|x), `score_samples` is log p(y|x)."""
+
+    def __init__(
+        self,
+        width: int = 256,
+        steps: int = 2000,
+        negatives: int = 64,
+        batch_size: int = 256,
+        learning_rate: float = 1e-3,
+        candidates: int = 256,
+        random_state: Any = None,
+    ) -> None:
+        self.width = width
+        self.steps = steps
+        self.negatives = negatives
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.candidates = candidates
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """X [rows, features], y [rows] or [rows, outputs]."""
+        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
+        targets = np.asarray(y, np.float32)
+        self.single_output_ = targets.ndim == 1
+        trial = replace(
+            TRIALS["uniform"],
+            network=Network(width=self.width, init="torch"),
+            negative_count=self.negatives,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            candidates=self.candidates,
+            # No noise when predicting: a row's answer must not depend on the rows beside it.
+            acting=Langevin("ibc", noise=0.0),
+            ema=0.99,
+        )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.policy_ = fit(X, targets.reshape(len(targets), -1), trial=trial, steps=self.steps, seed=seed)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The mode of p(y|x)."""
+        rows = self._rows(X)
+        actions = self.policy_.act(rows).astype(np.float64)
+        return actions[:, 0] if self.single_output_ else actions
+
+    def sample(self, X: Any, n: int = 1, random_state: Any = None) -> np.ndarray:
+        """`n` draws per row, [rows, n] or [rows, n, outputs]: resampled candidates, refined by a Metropolis chain."""
+        rows = self._rows(X)
+        policy, energy = self.policy_, self.policy_.energy
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            context = energy.encode(policy.obs_box.normalise(torch.from_numpy(rows)))
+            start = policy.act_box.sample(len(rows), max(512, n), generator=generator)
+            drawn = run(DerivativeFree(steps=1), energy, context, start, generator).actions[:, :n]
+            refined = run(MALA(steps=30, adapt=20), energy, context, drawn.contiguous(), generator).actions
+            result = policy.act_box.denormalise(refined).numpy()
+        return result[..., 0] if self.single_output_ else result
+
+    def score_samples(self, X: Any, y: Any = None) -> Float[np.ndarray, " rows"]:
+        """log p(y|x) per row, normalised by quadrature over the box of the training targets with its margin, in the
+        units of y. With more than two outputs the normaliser comes from uniform samples. Without y: at the mode,
+        which says how sure the model is of its prediction."""
+        rows = self._rows(X)
+        targets = np.asarray(self.predict(X) if y is None else y, np.float32).reshape(len(rows), -1)
+        policy, energy = self.policy_, self.policy_.energy
+        box = policy.act_box
+        with torch.no_grad():
+            obs = policy.obs_box.normalise(torch.from_numpy(rows))
+            actions = box.normalise(torch.from_numpy(targets))
+            context = energy.encode(obs)
+            if box.dim <= 2:
+                edge = (box.limit,) * box.dim
+                quadrature = Quadrature(tuple(-e for e in edge), edge, 256 if box.dim == 1 else 64)
+                log_z = quadrature.log_partition(energy, obs)
+            else:
+                generator = torch.Generator().manual_seed(0)
+                drawn = Uniform(box.margin).sample(energy, obs, actions, 4096, generator)
+                assert drawn.log_q is not None
+                weights = -energy.energies(context, drawn.actions) - drawn.log_q
+                log_z = weights.logsumexp(1) - np.log(drawn.actions.shape[1])
+            log_density = -energy.energies(context, actions.unsqueeze(1))[:, 0] - log_z - box.scale.log().sum()
+            return torch.where((actions.abs() <= box.limit).all(1), log_density, -torch.inf).numpy()
+
+    def _rows(self, X: Any) -> Float[np.ndarray, "rows features"]:
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=np.float32, reset=False)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

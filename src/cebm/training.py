@@ -1,0 +1,538 @@
+"""Training: state, step, loop. A run directory holds all that is needed to read, resume and act:
+
+run.json (settings, versions, commit), metrics.jsonl, checkpoints/step-… (the last two), best/ and policy/.
+"""
+
+import copy
+import json
+import math
+import platform
+import signal
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cebm import __version__
+from cebm.demonstrations import Demonstrations, Windows
+from cebm.envs.particle import ENV_ID, ParticleTask, collect_particle
+from cebm.evaluation import VALIDATION_SEED, evaluate
+from cebm.information import SaturatedBoundWarning, info_nce_bound
+from cebm.policy import ExplicitPolicy, ImplicitPolicy, Network, load
+from cebm.samplers import MALA, Constant, DerivativeFree, Exponential, Langevin, Polynomial
+from cebm.spaces import Box
+from cebm.storage import StorageError, from_json, load_bundle, save_bundle, take, to_json, write_atomically
+from cebm.trials import Learner, Trial, find_trial
+
+CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cebm.checkpoint", 1
+TIMES = ("seconds", "steps_per_second", "action_ms_p50", "action_ms_p99")
+"""Metrics that differ between two otherwise identical runs."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message names the step and the last good checkpoint."""
+
+
+class Interrupted(RuntimeError):
+    """SIGTERM or Ctrl-C: the state was saved, `resume` continues."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides a run; written to run.json."""
+
+    name: str
+    """The trial's name, for people."""
+    trial: Trial
+    """What is learned and how."""
+    task: ParticleTask | None = None
+    """The particle task, for demonstrations and success; None: only `data`."""
+    data: str | None = None
+    """A file or directory of demonstrations; None: the expert's, in `task`."""
+    episodes: int = 300
+    """Demonstrations to generate, or the most to use of `data`; validation episodes come on top."""
+    steps: int = 3000
+    """Training steps."""
+    seed: int = 0
+    """Decides weights, noise, order and generated demonstrations."""
+    log_every: int = 20
+    """Steps between two rows of training metrics."""
+    evaluate_every: int = 500
+    """Steps between two evaluations."""
+    checkpoint_every: int = 250
+    """Steps between two checkpoints."""
+    evaluation_episodes: int = 100
+    """Episodes per evaluation along the way."""
+    evaluation_candidates: int = 64
+    """Candidates of the acting search in these evaluations."""
+    device: str = "cpu"
+    """Where to train."""
+
+    def __post_init__(self) -> None:
+        least = {"episodes": 1, "steps": 1, "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1}
+        for name, value in {**least, "evaluation_episodes": 1, "evaluation_candidates": 1}.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        if self.task is None and self.data is None:
+            raise ValueError("a run needs a task or data")
+
+
+JOB_CLASSES = [Job, Trial, Network, ParticleTask, Langevin, MALA, DerivativeFree, Constant, Polynomial, Exponential]
+
+
+def demonstrations_of(job: Job) -> tuple[Demonstrations, Demonstrations, ParticleTask | None]:
+    """Training and validation demonstrations, and the task that measures success where one is known."""
+    if job.data is None:
+        assert job.task is not None
+        training = collect_particle(job.task, job.episodes, job.seed)
+        return training, collect_particle(job.task, max(20, job.episodes // 10), VALIDATION_SEED), job.task
+    demonstrations = Demonstrations.load(job.data)
+    task = job.task
+    if task is None and demonstrations.metadata.get("env") == ENV_ID:
+        task = ParticleTask(**demonstrations.metadata["task"])
+    if demonstrations.episodes == 1:
+        return demonstrations, demonstrations, task
+    training, validation = demonstrations.split(0.1, job.seed)
+    return training.select(range(min(job.episodes, training.episodes))), validation, task
+
+
+class Trainer:
+    """The state of a run and its one step, without any files. `cebm.fit` and `train` both use it."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        training: Demonstrations,
+        validation: Demonstrations,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        limits: tuple[float, float] | None = None,
+    ) -> None:
+        self.trial, self.seed, self.device, self.limits = trial, seed, torch.device(device), limits
+        self.training = training.windows(trial.history, trial.horizon)
+        self.validation = validation.windows(trial.history, trial.horizon)
+        self.obs_box = _tiled(Box.fit(training.obs, trial.obs_scaling), trial.history).to(self.device)
+        self.act_box = _tiled(Box.fit(training.actions), trial.horizon).to(self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.learner = Learner(trial, self.training.obs_dim, self.training.act_dim, self.generator).to(self.device)
+        self.average = copy.deepcopy(self.learner.conditional) if trial.ema else None
+        self.optimiser = torch.optim.Adam(self.learner.parameters(), trial.learning_rate)
+        self.step_count = 0
+        self._order: tuple[int, Tensor] | None = None
+        # Small sets live on the device, normalised; large ones stay on disk and are gathered batch by batch.
+        small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
+        self._resident = self._normalised(self.training, slice(None)) if small else None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.training) // self.trial.batch_size)
+
+    def step(self) -> dict[str, Tensor]:
+        """One optimiser step on the next batch; what to log of it, as tensors. Weights stay as they are when the
+        loss or its gradient is not finite: that is a FloatingPointError, or a ValueError that names the energy."""
+        self.learner.train()
+        obs, actions = self._batch(self.step_count)
+        decays = self.step_count // (self.steps_per_epoch * self.trial.decay_epochs)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.trial.learning_rate * self.trial.decay**decays
+        self.optimiser.zero_grad(set_to_none=True)
+        with self._dropout_randomness():
+            loss, log = self.learner.loss(obs, actions, self.generator)
+        loss.backward()
+        gradients = [p.grad for p in self.learner.conditional.parameters() if p.grad is not None]
+        log["parameter_gradient_norm"] = nn.utils.get_total_norm(gradients)
+        for name in ("loss", "parameter_gradient_norm"):
+            if not math.isfinite(float(log[name])):
+                raise FloatingPointError(f"{name} is {float(log[name])}")
+        self.optimiser.step()
+        self.step_count += 1
+        if self.average is not None:
+            # The first steps forget faster, so that the average does not remember the initial weights.
+            keep = min(self.trial.ema, (1 + self.step_count) / (10 + self.step_count))
+            with torch.no_grad():
+                pairs = zip(self.average.parameters(), self.learner.conditional.parameters(), strict=True)
+                for average, weight in pairs:
+                    average.lerp_(weight, 1 - keep)
+        return log
+
+    def policy(self) -> ImplicitPolicy | ExplicitPolicy:
+        """The policy as of now: a copy, so that training can go on."""
+        energy = copy.deepcopy(self.learner.conditional if self.average is None else self.average).eval()
+        rows = np.random.default_rng(self.seed).permutation(len(self.training))[:1024]
+        obs, actions = self._normalised(self.training, np.sort(rows))
+        with torch.no_grad():
+            data_energies = energy(obs, actions.unsqueeze(1))[:, 0].sort().values
+        shared: dict[str, Any] = {
+            "energy": energy,
+            "obs_box": self.obs_box,
+            "act_box": self.act_box,
+            "network": self.trial.network,
+            "data_energies": data_energies,
+            "history": self.trial.history,
+            "horizon": self.trial.horizon,
+        }
+        if self.limits is not None:
+            shared |= {"low": torch.full_like(self.act_box.centre, self.limits[0])}
+            shared |= {"high": torch.full_like(self.act_box.centre, self.limits[1])}
+        if self.trial.network.explicit:
+            return ExplicitPolicy(**shared)
+        return ImplicitPolicy(**shared, sampler=self.trial.acting, candidates=self.trial.candidates)
+
+    def validate(self, policy: ImplicitPolicy | ExplicitPolicy, candidates: int, pairs: int = 256) -> dict[str, float]:
+        """Action errors on training and validation pairs, and the bound on mutual information on the latter.
+
+        The bound takes the other examples' actions as negatives whatever the trial trains with: only independent
+        samples of the marginal make it a bound.
+        """
+        result = {}
+        for name, windows in (("train", self.training), ("validation", self.validation)):
+            rows = np.sort(np.random.default_rng(self.seed).permutation(len(windows))[:pairs])
+            obs, actions = windows[rows]
+            chosen = policy.act(obs, candidates=candidates)
+            result[f"{name}_action_error"] = float(np.linalg.norm(chosen - actions, axis=1).mean())
+        inputs, targets = self._normalised(self.validation, rows)
+        count = len(rows)
+        if count > 1:
+            with torch.no_grad():
+                context = policy.energy.encode(inputs)
+                energies = policy.energy.energies(context, targets.unsqueeze(0).expand(count, -1, -1))
+            others = energies[~torch.eye(count, dtype=torch.bool, device=self.device)].view(count, count - 1)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SaturatedBoundWarning)  # the ceiling is logged beside it
+                bound = info_nce_bound(energies.diagonal(), others)
+            result |= {"mi_bound": float(bound.nats), "mi_ceiling": float(bound.ceiling)}
+        return result
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that the next step depends on."""
+        tensors = {f"learner.{name}": value for name, value in self.learner.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        for index, entry in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in entry.items()}
+        return {name: value.clone() for name, value in tensors.items()} | {"generator": self.generator.get_state()}
+
+    def load_state(self, tensors: dict[str, Tensor], step: int) -> None:
+        """The inverse of `state`."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.learner.load_state_dict(part("learner."))
+        if self.average is not None:
+            self.average.load_state_dict(part("average."))
+        entries: dict[int, dict[str, Tensor]] = {}
+        for name, value in part("optimiser.").items():
+            index, key = name.split(".", 1)
+            entries.setdefault(int(index), {})[key] = value
+        self.optimiser.load_state_dict({"state": entries, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        self.generator.set_state(take(tensors, "generator", "checkpoint"))
+        self.step_count = step
+
+    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The batch of a step: epochs are permutations, each a function of (seed, epoch) alone, so the data order
+        needs no state. A set smaller than a batch is drawn from with replacement."""
+        size, epoch = self.trial.batch_size, step // self.steps_per_epoch
+        if self._order is None or self._order[0] != epoch:
+            order = np.random.default_rng([self.seed, epoch])
+            if len(self.training) < size:
+                rows = order.integers(len(self.training), size=size)
+            else:
+                rows = order.permutation(len(self.training))
+            self._order = (epoch, torch.from_numpy(rows).to(self.device))
+        place = (step % self.steps_per_epoch) * size
+        rows_now = self._order[1][place : place + size]
+        if self._resident is not None:
+            return self._resident[0][rows_now], self._resident[1][rows_now]
+        return self._normalised(self.training, rows_now.cpu().numpy())
+
+    def _normalised(self, windows: Windows, rows: Any) -> tuple[Tensor, Tensor]:
+        obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for part in windows[rows])
+        return self.obs_box.normalise(obs), self.act_box.normalise(actions)
+
+    @contextmanager
+    def _dropout_randomness(self) -> Iterator[None]:
+        """Dropout knows only torch's global generator: for one step it is seeded by (seed, step), then put back."""
+        if not self.trial.network.dropout:
+            yield
+            return
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(hash((self.seed, self.step_count)) % 2**63)
+            yield
+
+
+def _tiled(box: Box, times: int) -> Box:
+    """The same units for each of several observations or actions in a row."""
+    return Box(box.centre.repeat(times), box.scale.repeat(times), box.margin)
+
+
+def fit(
+    obs: Any,
+    actions: Any,
+    episode_ends: Any = None,
+    *,
+    trial: Trial | str = "ibc",
+    steps: int = 2000,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> ImplicitPolicy | ExplicitPolicy:
+    """A policy from arrays [steps, obs] and [steps, act], in memory: no files, no environment.
+
+    `episode_ends` (cumulative, exclusive) tells where episodes end; without it every row stands for itself.
+    """
+    recipe = find_trial(trial) if isinstance(trial, str) else trial
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if episode_ends is None:
+        if recipe.history > 1 or recipe.horizon > 1:
+            raise ValueError("episode_ends must be given for a trial with history or horizon")
+        episode_ends = np.arange(1, len(obs) + 1)
+    demonstrations = Demonstrations.from_arrays(obs, actions, episode_ends)
+    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device)
+    for _ in range(steps):
+        trainer.step()
+    return trainer.policy()
+
+
+# ---------------------------------------------------------------------------------------------- the run directory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run gave."""
+
+    directory: Path
+    policy: ImplicitPolicy | ExplicitPolicy
+    """The best policy by validation."""
+    best_step: int
+    metrics: list[dict[str, Any]]
+
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+def train(job: Job, directory: str | Path, listen: Listener = lambda row: None) -> Outcome:
+    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written."""
+    where = Path(directory)
+    if (where / "run.json").exists():
+        raise FileExistsError(f"{where} holds a run already; resume it or choose another directory")
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        write_atomically(where / "run.json", (json.dumps(_run_record(job), indent=1) + "\n").encode())
+    except OSError as error:
+        raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
+    return _loop(job, where, listen)
+
+
+def resume(directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None) -> Outcome:
+    """Continues a run from its last good checkpoint, bit for bit; `steps` extends it."""
+    where = Path(directory)
+    job = load_job(where)
+    if steps is not None and steps != job.steps:
+        job = replace(job, steps=steps)
+        write_atomically(where / "run.json", (json.dumps(_run_record(job), indent=1) + "\n").encode())
+    return _loop(job, where, listen)
+
+
+def load_job(directory: str | Path) -> Job:
+    """The settings of a run."""
+    path = Path(directory) / "run.json"
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: not a run directory ({error.strerror or error})") from error
+    except ValueError as error:
+        raise StorageError(f"{path}: damaged, not JSON ({error})") from error
+    return from_json(take(record, "job", str(path)), JOB_CLASSES)
+
+
+def load_metrics(directory: str | Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line that a kill cut short is left out."""
+    path = Path(directory) / "metrics.jsonl"
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
+    training, validation, task = demonstrations_of(job)
+    limits = (0.0, 1.0) if task is not None else None
+    trainer = Trainer(job.trial, training, validation, job.seed, job.device, limits)
+    best = _restore(trainer, where)
+    rows = [row for row in load_metrics(where) if row["step"] <= trainer.step_count]
+    began = perf_counter() - (rows[-1]["seconds"] if rows else 0.0)
+    last_good = trainer.step_count
+    with _metrics_file(where, rows) as file, _signals() as stop:
+
+        def write(row: dict[str, Any]) -> None:
+            row = {"step": trainer.step_count, **row, "seconds": round(perf_counter() - began, 3)}
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            listen(row)
+
+        timer = perf_counter()
+        try:
+            while trainer.step_count < job.steps:
+                try:
+                    log = trainer.step()
+                except (FloatingPointError, ValueError) as error:
+                    raise TrainingError(
+                        f"{error}, at step {trainer.step_count + 1}; last good checkpoint: step {last_good}"
+                    ) from error
+                step = trainer.step_count
+                last = step == job.steps
+                if step % job.log_every == 0 or last:
+                    now = perf_counter()
+                    speed = min(job.log_every, step) / (now - timer)
+                    timer = now
+                    numbers = {name: float(value) for name, value in log.items()}
+                    write({"kind": "train", **numbers, "steps_per_second": round(speed, 2)})
+                if step % job.evaluate_every == 0 or last:
+                    best = _evaluate(trainer, job, task, where, best, write)
+                    timer = perf_counter()
+                if step % job.checkpoint_every == 0 or last or stop:
+                    _save_checkpoint(trainer, where, best)
+                    last_good = step
+                if stop and not last:
+                    raise Interrupted(f"stopped at step {step} on request; resume continues from there")
+            trainer.policy().save(where / "policy")
+        except OSError as error:
+            raise TrainingError(
+                f"cannot write to {where} at step {trainer.step_count}: {error.strerror or error}; "
+                f"last good checkpoint: step {last_good}"
+            ) from error
+    return Outcome(where, load(where / "best", job.device), best["step"], rows)
+
+
+def _evaluate(
+    trainer: Trainer,
+    job: Job,
+    task: ParticleTask | None,
+    where: Path,
+    best: dict[str, Any],
+    write: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Logs an evaluation and keeps the policy if it is the best so far: by success, then by action error."""
+    policy = trainer.policy()
+    row: dict[str, Any] = {"kind": "evaluation", **trainer.validate(policy, job.evaluation_candidates)}
+    score = [0.0, -row["validation_action_error"]]
+    if task is not None:
+        result = evaluate(
+            policy,
+            task,
+            episodes=job.evaluation_episodes,
+            seed=VALIDATION_SEED,
+            latency_calls=0,
+            candidates=job.evaluation_candidates,
+        ).summary()
+        names = ("success", "success_low", "success_high", "min_distance_first", "min_distance_second")
+        row |= {name: result[name] for name in names}
+        score[0] = result["success"]
+    write(row)
+    if best and best["score"] >= score:
+        return best
+    policy.save(where / "best")
+    return {"step": trainer.step_count, "score": score}
+
+
+def _save_checkpoint(trainer: Trainer, where: Path, best: dict[str, Any]) -> None:
+    directory = where / "checkpoints" / f"step-{trainer.step_count:08d}"
+    header = {"step": trainer.step_count, "best": best}
+    save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, trainer.state())
+    for old in _checkpoints(where)[2:]:
+        for file in old.iterdir():
+            file.unlink()
+        old.rmdir()
+
+
+def _checkpoints(where: Path) -> list[Path]:
+    """Newest first; a directory without a header was never finished."""
+    return sorted((path.parent for path in (where / "checkpoints").glob("step-*/header.json")), reverse=True)
+
+
+def _restore(trainer: Trainer, where: Path) -> dict[str, Any]:
+    """Loads the newest checkpoint that is whole; the record of the best policy so far."""
+    for directory in _checkpoints(where):
+        try:
+            header, tensors = load_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+            trainer.load_state(tensors, take(header, "step", str(directory)))
+            return take(header, "best", str(directory))
+        except (StorageError, RuntimeError) as error:
+            warnings.warn(f"skipping a checkpoint: {error}", stacklevel=2)
+    return {}
+
+
+@contextmanager
+def _metrics_file(where: Path, rows: list[dict[str, Any]]) -> Iterator[TextIO]:
+    """Opens metrics.jsonl for appending, after cutting it back to `rows`."""
+    path = where / "metrics.jsonl"
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    try:
+        if not path.exists() or path.read_text() != content:
+            write_atomically(path, content.encode())
+        file = open(path, "a")  # noqa: SIM115
+    except OSError as error:
+        raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+class _Stop:
+    """Set by a signal, read between steps."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+@contextmanager
+def _signals() -> Iterator[_Stop]:
+    """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only."""
+    stop = _Stop()
+    previous: dict[int, Any] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.asked = True
+        signal.signal(number, previous[number])
+
+    try:
+        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
+            previous[number] = signal.signal(number, ask)
+    except ValueError:  # not the main thread: the caller's handlers stay
+        pass
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _run_record(job: Job) -> dict[str, Any]:
+    git = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        "job": to_json(job),
+        "versions": {**versions, "python": platform.python_version()},
+        "commit": git.stdout.strip() or None,
+        "threads": torch.get_num_threads(),
+    }

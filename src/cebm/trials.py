@@ -1,0 +1,240 @@
+"""Trials: named recipes. A trial is one frozen dataclass; the command line and the checkpoint both read it.
+
+`TRIALS` holds the paper's four trials, its failed attempts, the baselines and ours.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cebm import negatives as sources
+from cebm.energy import EnergyModel, FeedForwardEnergy, JointEnergy
+from cebm.explicit import ExplicitEnergy
+from cebm.objectives import (
+    gradient_penalty,
+    importance_nll,
+    info_nce,
+    maximum_entropy_loss,
+    mcmc_loss,
+    positive_l2,
+    ranking_nce,
+)
+from cebm.policy import Network
+from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Polynomial
+from cebm.spaces import Scaling
+
+Objective = Literal["info-nce", "ranking-nce", "nll", "mcmc", "maxent", "likelihood"]
+NegativeSource = Literal["chains", "long-chain", "uniform", "in-batch", "gaussian-mixture", "replay", "mas"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Everything that decides what is learned, apart from the data, the seed and the number of steps."""
+
+    network: Network = Network()
+    """The energy's architecture."""
+    objective: Objective = "info-nce"
+    """The loss. 'likelihood' is the mean energy of the data, for explicit networks, which are normalised."""
+    negatives: NegativeSource = "chains"
+    """Where negative actions come from."""
+    negative_count: int = 8
+    """Negatives per example (the paper is silent: our reading)."""
+    sampler: Langevin | MALA | DerivativeFree = Langevin("ibc", noise=0.1)
+    """Moves the chains in training."""
+    burn_in: int = 50
+    """Steps thrown away, for 'long-chain'."""
+    thin: int = 5
+    """Distance between kept states, for 'long-chain'."""
+    joint: bool = False
+    """Model p(x, y) with the energy and sample pairs, for 'replay'."""
+    replay_capacity: int = 10_000
+    """States that the replay buffer holds."""
+    marginal_objective: Literal["mcmc", "maxent"] = "mcmc"
+    """The loss of the marginal action sampler's energy, for 'mas'."""
+    marginal_l2: float = 0.0
+    """Weight of the squared positive energies in that loss."""
+    marginal_width: int = 64
+    """Hidden units of the marginal energy."""
+    positive_l2: float = 0.0
+    """Weight of the squared positive energies in the loss."""
+    gradient_penalty: float = 0.0
+    """Weight of the penalty on the gradient at the negatives (IBC, Sec. B.3.1)."""
+    gradient_margin: float = 1.0
+    """∞-norm of the gradient below which that penalty is zero."""
+    obs_scaling: Scaling = "min-max"
+    """'min-max': observations fill [-1, 1] (the paper). 'standardise': zero mean, unit variance (reference code)."""
+    history: int = 1
+    """Observations the policy sees: this many, the current one last."""
+    horizon: int = 1
+    """Actions it gives at once: the current one first."""
+    batch_size: int = 512
+    """Examples per step."""
+    learning_rate: float = 1e-3
+    """Adam's."""
+    decay: float = 0.99
+    """What the learning rate is multiplied by every `decay_epochs` epochs."""
+    decay_epochs: int = 100
+    """Epochs between two decays."""
+    ema: float = 0.0
+    """Weight of the past in the moving average of the weights that acts. 0: the raw weights act."""
+    acting: Langevin | MALA | DerivativeFree = Langevin("ibc", noise=0.01)
+    """Searches for the action of lowest energy (implicit networks)."""
+    candidates: int = 512
+    """Candidates of that search (the paper is silent: our reading)."""
+
+    def __post_init__(self) -> None:
+        for name in ("negative_count", "history", "horizon", "batch_size", "decay_epochs", "candidates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.learning_rate > 0 or not 0 < self.decay <= 1 or not 0 <= self.ema < 1:
+            raise ValueError("learning_rate must be positive, decay in (0, 1], ema in [0, 1)")
+        if self.network.explicit != (self.objective == "likelihood"):
+            raise ValueError(f"objective {self.objective!r} does not go with a {self.network.kind!r} network")
+        if self.joint != (self.negatives == "replay"):
+            raise ValueError("joint energies take their negatives from 'replay', and only they do")
+        if self.objective in ("nll", "ranking-nce") and self.negatives not in ("uniform", "gaussian-mixture"):
+            raise ValueError(f"objective {self.objective!r} needs negatives of known density, not {self.negatives!r}")
+
+    def source(self, obs_dim: int, act_dim: int, generator: torch.Generator | None = None) -> sources.Source:
+        """The source of negatives; those with state draw their weights from `generator`."""
+        device = generator.device if generator is not None else None
+        if self.negatives == "uniform":
+            return sources.Uniform()
+        if self.negatives == "in-batch":
+            return sources.InBatch()
+        if self.negatives == "gaussian-mixture":
+            return sources.GaussianMixture()
+        if self.negatives == "long-chain":
+            if not isinstance(self.sampler, Langevin):
+                raise ValueError("negatives 'long-chain' need a Langevin sampler")
+            return sources.LongChain(self.sampler, self.burn_in, self.thin)
+        if self.negatives == "replay":
+            return sources.Replay(obs_dim + act_dim, self.sampler, self.replay_capacity, device=device)
+        if self.negatives == "mas":
+            return sources.MarginalActionSampler(
+                act_dim, self.sampler, self.marginal_objective, self.marginal_l2, self.marginal_width, None, generator
+            )
+        return sources.ShortChains(self.sampler)
+
+
+class Learner(nn.Module):
+    """What a trial trains: the energy, and the source of negatives where it has state of its own."""
+
+    def __init__(self, trial: Trial, obs_dim: int, act_dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.trial = trial
+        energy = trial.network.build(obs_dim, act_dim, generator)
+        if trial.joint:
+            assert isinstance(energy, FeedForwardEnergy)
+            energy = JointEnergy(energy)
+        self.energy = energy
+        self.source = trial.source(obs_dim, act_dim, generator)
+
+    @property
+    def conditional(self) -> EnergyModel:
+        """The energy E(x, y) that acts."""
+        return self.energy.network if isinstance(self.energy, JointEnergy) else self.energy
+
+    def loss(
+        self, obs: Float[Tensor, "batch obs"], actions: Float[Tensor, "batch act"], generator: torch.Generator
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """The loss to minimise, and what to log of this step."""
+        if isinstance(self.energy, ExplicitEnergy):
+            loss = self.energy(obs, actions.unsqueeze(1)).mean()
+            return loss, {"loss": loss.detach(), "positive_energy": loss.detach()}
+        trial = self.trial
+        drawn = self.source.sample(self.energy, obs, actions, trial.negative_count, generator)
+        positive, negative = self._energies(obs, actions, drawn)
+        loss = self._objective(positive, negative, drawn)
+        if trial.positive_l2:
+            loss = loss + trial.positive_l2 * positive_l2(positive)
+        if trial.gradient_penalty:
+            gradients = self.energy.energies_and_gradients(self.energy.encode(obs), drawn.actions)[1]
+            loss = loss + trial.gradient_penalty * gradient_penalty(gradients, trial.gradient_margin)
+        log = {
+            "loss": loss,
+            "info_nce": info_nce(positive, negative),
+            "positive_energy": positive.mean(),
+            "negative_energy": negative.mean(),
+            "energy_gap": negative.mean() - positive.mean(),
+            "negative_distance": (drawn.actions - actions.unsqueeze(1)).norm(dim=-1).mean(),
+        }
+        if drawn.info is not None:
+            log |= {
+                "chain_energy_first": drawn.info.energy[0],
+                "chain_energy_last": drawn.info.energy[-1],
+                "gradient_norm_first": drawn.info.gradient_norm[0],
+                "gradient_norm_last": drawn.info.gradient_norm[-1],
+                "clipped": drawn.info.clipped.mean(),
+                "acceptance": drawn.info.acceptance.mean(),
+            }
+        if isinstance(self.source, sources.MarginalActionSampler):
+            marginal_loss = self.source.loss(actions, drawn.actions)
+            log["marginal_loss"] = marginal_loss
+            loss = loss + marginal_loss  # no parameter is in both: Adam trains the two as if apart
+        return loss, {name: value.detach() for name, value in log.items()}
+
+    def _energies(self, obs: Tensor, actions: Tensor, drawn: sources.Negatives) -> tuple[Tensor, Tensor]:
+        if isinstance(self.energy, JointEnergy):
+            positive = self.energy(obs, actions.unsqueeze(1))[:, 0]
+            pairs = torch.cat([drawn.obs, drawn.actions], -1)
+            return positive, self.energy.pairs(obs, pairs)
+        together = self.energy(obs, torch.cat([actions.unsqueeze(1), drawn.actions], 1))
+        return together[:, 0], together[:, 1:]
+
+    def _objective(self, positive: Tensor, negative: Tensor, drawn: sources.Negatives) -> Tensor:
+        if self.trial.objective == "info-nce":
+            return info_nce(positive, negative)
+        if self.trial.objective == "mcmc":
+            return mcmc_loss(positive, negative)
+        if self.trial.objective == "maxent":
+            return maximum_entropy_loss(positive, negative)
+        assert drawn.log_q is not None and drawn.log_q_positive is not None
+        if self.trial.objective == "nll":
+            return importance_nll(positive, negative, drawn.log_q)
+        return ranking_nce(positive, negative, drawn.log_q_positive, drawn.log_q)
+
+
+_IBC = Trial()
+_MAS = replace(_IBC, negatives="mas")
+_CORRECT = Langevin("correct")
+
+TRIALS: dict[str, Trial] = {
+    # The paper's four.
+    "ibc": _IBC,
+    "ibc-mas": _MAS,
+    "correct-mas": replace(_MAS, sampler=_CORRECT),
+    "correct-mas-maxent": replace(_MAS, sampler=_CORRECT, marginal_objective="maxent", marginal_l2=1.0),
+    # The same with one thing changed.
+    "correct": replace(_IBC, sampler=_CORRECT),
+    "uniform": replace(_IBC, negatives="uniform"),
+    "in-batch": replace(_IBC, negatives="in-batch"),
+    # IBC's derivative-free variant; 64 uniform negatives cost as much as 8 chains of 10 steps.
+    "dfo": replace(_IBC, negatives="uniform", negative_count=64, acting=DerivativeFree()),
+    # The explicit baselines.
+    "mse": replace(_IBC, network=Network("regression", init="torch"), objective="likelihood"),
+    "mdn": replace(_IBC, network=Network("mixture-density", init="torch"), objective="likelihood"),
+    # The paper's failed attempts.
+    "mcmc-loss": replace(_IBC, objective="mcmc"),
+    "conditional-maxent": replace(_IBC, sampler=_CORRECT, objective="maxent"),
+    "long-chain": replace(_IBC, negatives="long-chain", sampler=Langevin("correct", schedule=Constant(0.01))),
+    "joint-replay": replace(
+        _IBC,
+        joint=True,
+        negatives="replay",
+        objective="mcmc",
+        positive_l2=1.0,
+        sampler=Langevin("correct", schedule=Polynomial(0.1, 1e-3)),
+    ),
+    "gmm-nll": replace(_IBC, negatives="gaussian-mixture", objective="nll", negative_count=64),
+}
+
+
+def find_trial(name: str) -> Trial:
+    """The trial of that name; a ValueError lists the names there are."""
+    if name not in TRIALS:
+        raise ValueError(f"there is no trial {name!r}; there are {', '.join(TRIALS)}")
+    return TRIALS[name]

@@ -1,0 +1,396 @@
+"""The certificate: its targets are what they say, right samplers pass, wrong ones do not."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from torch import Tensor
+
+from cebm.certificate import (
+    SAMPLERS,
+    BoxedExponential,
+    Certificate,
+    DoubleWell,
+    Gaussian,
+    LateFall,
+    Skewed,
+    Target,
+    _estimate,
+    _run,
+    analytic_targets,
+    certify,
+    conclusion,
+    figure,
+    named_sampler,
+    table,
+)
+from cebm.energy import EnergyModel
+from cebm.samplers import MALA, ChainState, Constant, Langevin, StepInfo
+
+TARGETS = pytest.mark.parametrize("target", analytic_targets(), ids=lambda target: target.name)
+UNBOUNDED = pytest.mark.parametrize("target", [Gaussian(), Skewed(), DoubleWell()], ids=lambda target: target.name)
+
+# A sampler with Gaussian statistics is off by more than this many standard errors with probability 7e-6.
+Z = 4.5
+
+
+def certified(name: str, target: Target, run: str, generator: torch.Generator) -> Certificate:
+    (row,) = certify(partial(named_sampler, name), [target], [run], generator, name)
+    return row
+
+
+# ---------------------------------------------------------------------------------------------- targets
+
+
+def moments(target: Target, dim: int) -> tuple[float, float, float]:
+    """Mean, standard deviation and E[(y − μ) E'(y)] of one dimension, by adaptive quadrature of the energy."""
+    exact = target.double()
+    low, high = (-1.1, 1.1) if target.margin is not None else (-4.0, 4.0)
+
+    def integral(function) -> float:
+        def integrand(y: float) -> float:
+            point = torch.tensor(exact.mean, dtype=torch.float64)
+            point[dim] = y
+            energy, slope = exact.terms(point)
+            return math.exp(-float(energy[dim])) * function(y, float(slope[dim]))
+
+        return integrate.quad(integrand, low, high, points=[-1.0, 0.0, 0.4, 1.0], limit=200, epsabs=0, epsrel=1e-9)[0]
+
+    total = integral(lambda y, slope: 1.0)
+    mean = integral(lambda y, slope: y) / total
+    std = math.sqrt(integral(lambda y, slope: (y - mean) ** 2) / total)
+    return mean, std, integral(lambda y, slope: (y - mean) * slope) / total
+
+
+@pytest.mark.parametrize("make", [Gaussian, Skewed, DoubleWell, BoxedExponential])
+def test_targets_know_their_exact_moments_and_the_virial_theorem_holds(make: type[Target]) -> None:
+    target = make()
+    for dim in range(target.act_dim):
+        mean, std, virial = moments(target, dim)
+        # The parameters are float32 numbers, so the density itself is good to about 1e-7.
+        assert mean == pytest.approx(target.mean[dim], abs=1e-6 * std)
+        assert std == pytest.approx(target.std[dim], rel=1e-6)
+        if target.margin is None:
+            assert virial == pytest.approx(1, rel=1e-6)
+        else:
+            assert abs(virial - 1) > 0.1, "the border adds a term: no temperature for a bounded target"
+
+
+@TARGETS
+def test_gradients_are_the_derivatives_of_the_energies(target: Target, generator: torch.Generator) -> None:
+    exact = analytic_targets()[[t.name for t in analytic_targets()].index(target.name)].double()
+    actions = torch.rand(3, 5, 2, generator=generator, dtype=torch.float64) * 2 - 1
+    context = exact.encode(torch.zeros(3, 7))
+    assert context.shape == (3, 0)
+    energies, gradients = exact.energies_and_gradients(context, actions)
+    torch.testing.assert_close(energies, exact.energies(context, actions))
+    for dim in range(2):
+        shift = torch.zeros(2, dtype=torch.float64)
+        shift[dim] = 1e-6
+        slope = (exact.energies(context, actions + shift) - exact.energies(context, actions - shift)) / 2e-6
+        torch.testing.assert_close(gradients[..., dim], slope, rtol=1e-6, atol=1e-6)
+
+
+def test_the_box_has_no_density_outside() -> None:
+    target = BoxedExponential()
+    actions = torch.tensor([[[0.0, 1.2], [1.1, -1.1]]])
+    energies = target.energies(torch.empty(1, 0), actions)
+    assert energies[0, 0] == math.inf
+    assert energies[0, 1].isfinite()
+
+
+def test_the_schedule_of_the_appendix() -> None:
+    schedule = LateFall(5e-3, 1e-3)
+    for k in (0, 17, 49):
+        assert schedule(k, 50) == pytest.approx(5e-3 - 4e-3 * (k / 49) ** 2)
+    assert schedule(0, 1) == 5e-3
+
+
+# ---------------------------------------------------------------------------------------------- known values
+
+
+def exact_chain(formulation: str, steps: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the last state on the Gaussian, in units of the target's: the update is linear,
+    y' − μ = (1 − τ/s²)(y − μ) + noise, so both obey a recursion from the uniform start (mean 1/2, variance 1/12)."""
+    mu, s = np.array([0.3, 0.4]), np.array([0.1, 0.2])
+    offset, variance = 0.5 - mu, np.full(2, 1 / 12)
+    for k in range(steps):
+        step = 5e-3 - 4e-3 * (k / (steps - 1)) ** 2
+        shrink = 1 - step / 2 / s**2
+        offset, variance = shrink * offset, shrink**2 * variance + (step if formulation == "correct" else step**2)
+    return offset / s, np.sqrt(variance) / s
+
+
+def test_known_values_of_many_chains(generator: torch.Generator) -> None:
+    for formulation, issue in (("ibc", 0.956), ("correct", 0.022)):
+        mean, std = exact_chain(formulation)
+        worst = np.abs(std - 1).max()
+        assert worst == pytest.approx(issue, abs=1e-3)
+        for _ in range(5):
+            row = certified(f"langevin-{formulation}", Gaussian(), "chains", generator)
+            # The standard error of a standard deviation is std/√(2n); the largest of two dimensions is reported.
+            # The ibc chain still remembers its uniform start, which only narrows the distribution's tails.
+            assert row.std_error < worst + Z * std.max() / math.sqrt(2 * 999)
+            assert row.mean_error < np.abs(mean).max() + Z * std.max() / math.sqrt(1000)
+            assert row.std_sampling_error == pytest.approx(std.max() / math.sqrt(2000), rel=0.5) or formulation == "ibc"
+            if formulation == "ibc":
+                assert row.std_error > worst - Z * std.min() / math.sqrt(2 * 999)
+                assert row.verdict == "does not sample"
+            else:
+                assert row.verdict == "samples the target"
+            assert (row.chains, row.steps, row.acceptance, row.clipped, row.border) == (1000, 50, None, 0, None)
+
+
+def test_known_values_of_the_single_chain(generator: torch.Generator) -> None:
+    """The 1000 states of the slow dimension are worth about 24 independent ones for the variance (autocorrelation
+    time 41), so std/exact is about √(χ²₂₄/24): within 0.47 and 1.6 with probability 1 − 1e-4."""
+    row = certified("langevin-ibc", Gaussian(), "single", generator)
+    assert row.verdict == "does not sample"
+    assert 1 - 0.044 * 1.6 < row.std_error < 1 - 0.044 * 0.35
+    assert row.temperature is not None and row.temperature < 0.01
+    row = certified("langevin-correct", Gaussian(), "single", generator)
+    assert row.verdict == "samples the target"
+    assert row.std_error < 0.65
+    assert 0.05 < row.std_sampling_error < 0.3
+    assert row.steps == 4000
+    # The typical error, over the replicas: 0.12 says the issue; a median of 64 has a standard error of 0.015.
+    states, _ = _run(partial(named_sampler, "langevin-correct"), Gaussian(), "single", generator)
+    assert states.shape == (64, 1000, 2)
+    errors = (states.double().std(1) / torch.tensor([0.1, 0.2]) - 1).abs().amax(1)
+    assert 0.12 - 0.07 < errors.median() < 0.12 + 0.07
+
+
+def test_the_reach_of_chance_is_students_quantile() -> None:
+    for chains in (64, 1000):
+        values = np.linspace(-1, 1, chains)[:, None]
+        estimate = _estimate("chains", values)
+        quantile = stats.t.isf(stats.norm.sf(Z), chains - 1)
+        assert estimate.reach[0] == pytest.approx(quantile * stats.sem(values[:, 0]), rel=0.01)
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+@TARGETS
+def test_mala_samples_every_target(target: Target, generator: torch.Generator) -> None:
+    for run in ("chains", "single"):
+        row = certified("mala", target, run, generator)
+        assert row.verdict == "samples the target", row
+        assert row.acceptance is not None and 0.3 < row.acceptance < 0.9
+        assert row.border in (None, 0.0)
+
+
+@UNBOUNDED
+def test_correct_langevin_samples_unbounded_targets(target: Target, generator: torch.Generator) -> None:
+    row = certified("langevin-correct", target, "chains", generator)
+    assert row.verdict == "samples the target", row
+    assert row.temperature is not None and row.temperature_sampling_error is not None
+    # The discretisation raises the temperature by about 4 % at most.
+    assert -Z * row.temperature_sampling_error < row.temperature - 1 < 0.05 + Z * row.temperature_sampling_error
+
+
+@TARGETS
+def test_ibc_and_the_optimisers_sample_nothing(target: Target, generator: torch.Generator) -> None:
+    for name in ("langevin-ibc", "derivative-free", "derivative-free-autoregressive"):
+        assert certified(name, target, "chains", generator).verdict == "does not sample"
+
+
+def test_a_chain_that_stands_still_does_not_sample(generator: torch.Generator) -> None:
+    row = certified("derivative-free", DoubleWell(), "single", generator)
+    assert row.verdict == "does not sample"
+    assert row.std_error == pytest.approx(1, abs=1e-6)
+
+
+def test_clipping_each_step_breaks_the_correct_sampler(generator: torch.Generator) -> None:
+    for run in ("chains", "single"):
+        row = certified("langevin-correct-clipped", Gaussian(), run, generator)
+        assert row.failed and row.clipped > 0.5
+    single = row
+    assert single.temperature is not None and single.temperature < 0.9
+    sampler = named_sampler("langevin-correct-clipped", Gaussian(), 50)
+    assert isinstance(sampler, Langevin)
+    # With the clip as the one difference: taking it away gives the sampler that passes.
+    assert replace(sampler, step_clip=None) == named_sampler("langevin-correct", Gaussian(), 50)
+
+
+def test_clipping_to_the_box_leaves_atoms_on_its_border(generator: torch.Generator) -> None:
+    row = certified("langevin-correct", BoxedExponential(), "chains", generator)
+    assert row.failed and row.temperature is None
+    assert row.border is not None and row.border > 0.1
+
+
+# ---------------------------------------------------------------------------------------------- users' samplers
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A user's own Langevin sampler."""
+
+    steps: int = 400
+    tau: float = 5e-4
+    noise: float = math.sqrt(2)
+    sign: float = 1.0
+
+    def init(self, energy: EnergyModel, context: Tensor, start: Tensor, generator: torch.Generator) -> ChainState:
+        return ChainState(start)
+
+    def step(
+        self, energy: EnergyModel, context: Tensor, state: ChainState, k: int, generator: torch.Generator
+    ) -> tuple[ChainState, StepInfo]:
+        energies, gradients = energy.energies_and_gradients(context, state.actions)
+        noise = torch.randn(state.actions.shape, generator=generator)
+        actions = state.actions - self.sign * self.tau * gradients + self.noise * math.sqrt(self.tau) * noise
+        one = torch.ones(())
+        return ChainState(actions), StepInfo(energies.mean(), gradients.abs().mean(), 0 * one, one)
+
+
+class Plain:
+    """The same without a dataclass: nothing to set `steps` on."""
+
+    def __init__(self, noise: float = math.sqrt(2)) -> None:
+        self.steps, self._inner = 400, Mine(noise=noise)
+        self.init, self.step = self._inner.init, self._inner.step
+
+
+@pytest.mark.parametrize("sampler", [Mine(), Plain(), Langevin("correct", 400, Constant(5e-4), step_clip=None)])
+def test_a_users_correct_sampler_is_certified(sampler: object, generator: torch.Generator) -> None:
+    rows = certify(sampler, [Gaussian(), Skewed()], ["chains"], generator)
+    assert all(row.passed for row in rows), rows
+    assert {row.sampler for row in rows} == {type(sampler).__name__}
+    assert {row.steps for row in rows} == {400}, "its own steps, where they are more than the target's"
+
+
+@pytest.mark.parametrize("sampler", [Mine(noise=1.0), Plain(noise=1.0)], ids=["dataclass", "plain"])
+def test_a_planted_missing_root_of_two_is_caught(sampler: object, generator: torch.Generator) -> None:
+    for row in certify(sampler, [Gaussian(), Skewed()], ["chains"], generator):
+        assert row.failed, row
+    row = certify(sampler, [Gaussian()], ["single"], generator)[0]
+    assert row.failed and row.steps == 4000, "64 replicas see what one chain cannot"
+
+
+def test_a_planted_flipped_sign_is_caught(generator: torch.Generator) -> None:
+    rows = certify(Mine(sign=-1.0), [Gaussian()], generator=generator)
+    assert [row.verdict for row in rows] == ["does not sample"] * 2
+    diverged = rows[1]
+    assert diverged.std_error == math.inf
+    assert json.loads(diverged.to_json())["std_error"] is None, "infinity is no JSON"
+    table(rows)
+
+
+def test_too_noisy_to_tell_is_inconclusive(generator: torch.Generator) -> None:
+    """A right sampler that hardly moves: nothing is wrong with its chains except that they say nothing."""
+    moments = torch.tensor(Gaussian().mean), torch.tensor(Gaussian().std)
+
+    class Slow(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.init = self._start_at_the_target
+
+        def _start_at_the_target(
+            self, energy: EnergyModel, context: Tensor, start: Tensor, generator: torch.Generator
+        ) -> ChainState:
+            mean, std = moments
+            return ChainState(mean + std * torch.randn(start.shape, generator=generator))
+
+    row = certify(Slow(), [Gaussian()], ["chains"], generator, tolerance=0.0)[0]
+    assert row.passed or row.failed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cebm.certificate.CHAINS", 12)
+        row = certify(Slow(), [Gaussian()], ["chains"], generator)[0]
+    assert row.verdict in ("inconclusive", "biased", "does not sample")
+
+
+def test_a_function_follows_the_target(generator: torch.Generator) -> None:
+    seen = []
+
+    def make(target: Target, steps: int) -> MALA:
+        seen.append((target.name, steps))
+        return MALA(steps, target.step_sizes[0], adapt=steps // 2, margin=target.margin)
+
+    rows = certify(make, [Gaussian()], generator=generator, name="tuned")
+    assert seen == [("gaussian", 50), ("gaussian", 4000)]
+    assert all(row.passed and row.sampler == "tuned" for row in rows)
+
+
+def test_other_dimensions_too(generator: torch.Generator) -> None:
+    target = Gaussian(mean=[0.0] * 5, std=[0.2] * 5)
+    assert certify(Mine(), [target], ["chains"], generator)[0].passed
+
+
+def test_bad_arguments_are_named(generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match=r"not the class Mine: give Mine\(\.\.\.\)"):
+        certify(Mine)
+    with pytest.raises(ValueError, match="sampler must have steps, init and step"):
+        certify(3)
+    with pytest.raises(ValueError, match="tolerance"):
+        certify(Mine(), tolerance=-1.0)
+    with pytest.raises(ValueError, match="'mala', got 'nuts'|mala, .*got 'nuts'"):
+        named_sampler("nuts", Gaussian(), 10)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_an_unknown_run_is_named(generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match="runs must hold 'chains' or 'single', got 'both'"):
+        certify(Mine(), runs=["both"], generator=generator)
+
+
+def test_randomness_is_the_generator_and_threads_are_given_back() -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = (
+            certify(MALA(), [Gaussian()], ["chains"], torch.Generator().manual_seed(seed)) for seed in (5, 5)
+        )
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert first == second
+    assert certify(MALA(), [Gaussian()], ["chains"]) != first, "without a generator the seed is fresh"
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---------------------------------------------------------------------------------------------- for people
+
+
+def test_json_has_the_keys_of_the_issue_first(generator: torch.Generator) -> None:
+    row = certified("mala", Gaussian(), "chains", generator)
+    written = json.loads(row.to_json())
+    issue = ["sampler", "target", "run", "mean_error", "std_error", "temperature", "acceptance", "verdict"]
+    assert list(written)[:8] == issue
+    assert written == {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def test_the_conclusion_says_where_a_sampler_fails(generator: torch.Generator) -> None:
+    good = certified("mala", Gaussian(), "chains", generator)
+    bad = replace(good, sampler="other", verdict="biased")
+    unsure = replace(good, sampler="third", verdict="inconclusive")
+    rows = [good, bad, replace(bad, target="box", verdict="samples the target"), unsure]
+    assert conclusion(rows) == "mala samples every target; other fails on gaussian; third shows no fault."
+    assert conclusion([bad]) == "other fails on every target."
+
+
+def test_the_figure_shows_both_on_the_same_axes(generator: torch.Generator) -> None:
+    drawn = figure(generator)
+    ibc, correct = drawn.axes
+    assert ibc.get_xlim() == correct.get_xlim() and ibc.get_ylim() == correct.get_ylim()
+    assert ibc.get_aspect() == correct.get_aspect() == 1.0
+    spread = [np.asarray(axes.collections[-1].get_offsets()).std(0) for axes in (ibc, correct)]
+    assert (spread[0] < 0.1 * np.array([0.1, 0.2])).all()
+    assert (spread[1] > 0.3 * np.array([0.1, 0.2])).all()
+
+
+def test_the_figure_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'cebm\[plot\]'"):
+        figure()
+
+
+def test_every_named_sampler_exists() -> None:
+    for name in SAMPLERS:
+        assert named_sampler(name, Gaussian(), 7).steps == 7

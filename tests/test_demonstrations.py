@@ -1,0 +1,524 @@
+"""Demonstrations: round trips, windows, splits, and what a reader of broken data is told."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cebm.demonstrations import VERSION, DemonstrationError, Demonstrations
+
+PUSHT = Path(__file__).parents[2] / "shared" / "data" / "pusht" / "pusht.npz"
+FORMS = ["set.npz", "set"]
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def demonstrations(draw: st.DrawFn) -> Demonstrations:
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    obs, actions = (
+        draw(hnp.arrays(np.float32, (sum(lengths), draw(st.integers(1, 3))), elements=numbers)) for _ in range(2)
+    )
+    text = st.text(max_size=5)
+    leaf = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+    metadata = draw(st.dictionaries(text, leaf | text | st.lists(leaf, max_size=2), max_size=3))
+    return Demonstrations.from_arrays(obs, actions, np.cumsum(lengths), metadata=metadata)
+
+
+def example(lengths: tuple[int, ...] = (4, 1, 3), obs_dim: int = 2, act_dim: int = 1) -> Demonstrations:
+    """Every value says where it belongs: hundreds for the episode, ones for the step, tenths for the column."""
+    rows = np.array([100.0 * e + t for e, length in enumerate(lengths) for t in range(length)])
+    obs, actions = (rows[:, None] + np.arange(dim) / 10 for dim in (obs_dim, act_dim))
+    return Demonstrations.from_arrays(obs, -actions, np.cumsum(lengths), metadata={"seed": 3})
+
+
+def assert_same(a: Demonstrations, b: Demonstrations) -> None:
+    assert a.metadata == b.metadata
+    for name in ("obs", "actions", "episode_ends"):
+        left, right = getattr(a, name), getattr(b, name)
+        assert left.dtype == right.dtype and left.shape == right.shape
+        assert left.tobytes() == right.tobytes(), name
+
+
+# In memory
+
+
+def test_from_arrays_takes_any_numbers_and_counts() -> None:
+    data = Demonstrations.from_arrays([[1, 2], [3, 4], [5, 6]], np.ones((3, 1), np.int16), [2, 3])
+    assert (data.episodes, data.steps, data.obs_dim, data.act_dim) == (2, 3, 2, 1)
+    assert data.obs.dtype == data.actions.dtype == np.float32 and data.episode_ends.dtype == np.int64
+    np.testing.assert_array_equal(data.episode_starts, [0, 2])
+    np.testing.assert_array_equal(data.episode(1)[0], [[5, 6]])
+    np.testing.assert_array_equal(data.episode(0)[1], [[1], [1]])
+    np.testing.assert_array_equal(data.episode(-1)[0], [[5, 6]])
+    with pytest.raises(IndexError):
+        data.episode(2)
+    obs = np.zeros((3, 2), np.float32)
+    assert Demonstrations.from_arrays(obs, obs, [3]).obs is obs, "float32 is not copied"
+
+
+def test_from_episodes_is_the_inverse_of_episode() -> None:
+    data = example()
+    again = Demonstrations.from_episodes([data.episode(e) for e in range(data.episodes)], metadata=data.metadata)
+    assert_same(data, again)
+
+
+def test_reading_data_needs_neither_torch_nor_gymnasium() -> None:
+    code = "import sys, cebm.demonstrations; assert not {'gymnasium', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_summary_says_what_is_there() -> None:
+    text = example((4, 1, 3)).summary()
+    for part in ("3 episodes", "8 steps", "1 to 4 per episode", "median 3", "2 columns in [0, 202.1]", "seed"):
+        assert part in text, text
+
+
+@given(demonstrations(), st.floats(0.01, 0.99), st.integers(0, 2**32))
+@quick
+def test_split_is_a_partition_by_episode(data: Demonstrations, fraction: float, seed: int) -> None:
+    if data.episodes == 1:
+        with pytest.raises(ValueError, match="one episode"):
+            data.split(fraction, seed)
+        return
+    parts = data.split(fraction, seed)
+    assert parts[0].episodes + parts[1].episodes == data.episodes and min(p.episodes for p in parts) >= 1
+    assert abs(parts[1].episodes - fraction * data.episodes) <= 1
+
+    def contents(demos: Demonstrations) -> list[tuple[bytes, bytes]]:
+        pairs = (demos.episode(e) for e in range(demos.episodes))
+        return [(obs.tobytes(), actions.tobytes()) for obs, actions in pairs]
+
+    assert sorted(contents(parts[0]) + contents(parts[1])) == sorted(contents(data))
+    for part, again in zip(parts, data.split(fraction, seed), strict=True):
+        assert_same(part, again)
+
+
+def test_split_depends_on_the_seed_and_checks_its_arguments() -> None:
+    data = example((1,) * 40)
+    chosen = {tuple(data.split(0.5, seed)[1].obs[:, 0]) for seed in range(10)}
+    assert len(chosen) == 10
+    for fraction in (0.0, 1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="validation_fraction"):
+            data.split(fraction, 0)
+    with pytest.raises(ValueError, match="no episodes"):
+        data.select([])
+
+
+# Windows
+
+
+def test_windows_by_hand() -> None:
+    windows = example((4, 1, 3)).windows(history=2, horizon=3)
+    obs, actions = windows[:]
+    assert (len(windows), windows.obs_dim, windows.act_dim) == (8, 4, 3)
+    np.testing.assert_allclose(obs[0], [0, 0.1, 0, 0.1])  # the start, repeated
+    np.testing.assert_allclose(obs[3], [2, 2.1, 3, 3.1])  # oldest first
+    np.testing.assert_allclose(obs[5], [200, 200.1, 200, 200.1])  # not the step before, which is episode 1
+    np.testing.assert_allclose(
+        actions[:6], -np.array([[0, 1, 2], [1, 2, 3], [2, 3, 3], [3, 3, 3], [100] * 3, [200, 201, 202]])
+    )
+
+
+@given(demonstrations(), st.integers(1, 8), st.integers(1, 8))
+@quick
+def test_windows_never_cross_episodes(data: Demonstrations, history: int, horizon: int) -> None:
+    """Against a loop over episodes that pads lists."""
+    obs, actions = data.windows(history, horizon)[:]
+    row = 0
+    for episode in range(data.episodes):
+        seen, done = data.episode(episode)
+        before = np.concatenate([seen[:1]] * (history - 1) + [seen])
+        after = np.concatenate([done] + [done[-1:]] * (horizon - 1))
+        for t in range(len(seen)):
+            assert obs[row].tobytes() == before[t : t + history].tobytes()
+            assert actions[row].tobytes() == after[t : t + horizon].tobytes()
+            row += 1
+    assert row == len(obs) == len(actions) == data.steps
+
+
+def test_windows_are_gathered_by_batches_of_indices() -> None:
+    data = example((4, 1, 3))
+    windows = data.windows(history=3, horizon=2)
+    obs, actions = windows[:]
+    mask = np.arange(8) % 3 == 0
+    for indices in ([5, 0, 5], np.array([7, 2], np.int32), slice(1, None, 2), 3, -1, mask, np.array([-8, 7])):
+        rows = np.atleast_1d(np.arange(8)[indices])
+        batch = windows[indices]
+        np.testing.assert_array_equal(batch[0], obs[rows])
+        np.testing.assert_array_equal(batch[1], actions[rows])
+    assert [part.shape for part in windows[[]]] == [(0, 6), (0, 2)]
+    plain = data.windows()[:]
+    np.testing.assert_array_equal(plain[0], data.obs)
+    np.testing.assert_array_equal(plain[1], data.actions)
+    for indices in (8, -9, [0.5], [[0, 1]], np.ones(3, np.bool_)):
+        with pytest.raises(IndexError):
+            windows[indices]
+    for kwargs, name in (({"history": 0}, "history"), ({"horizon": -1}, "horizon")):
+        with pytest.raises(ValueError, match=f"{name} is"):
+            data.windows(**kwargs)
+
+
+# On disk
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(data=demonstrations())
+@quick
+def test_save_and_load_give_the_same(form: str, data: Demonstrations, tmp_path: Path) -> None:
+    """Over an existing set, which the examples before left."""
+    data.save(tmp_path / form)
+    assert_same(Demonstrations.load(tmp_path / form), data)
+    assert len(list(tmp_path.iterdir())) == 1, "temporary files stay behind"
+    if form == "set":
+        assert len(list((tmp_path / form).iterdir())) == 4, "arrays of the set before stay behind"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_set_is_the_same_bytes(form: str, tmp_path: Path) -> None:
+    contents = []
+    for name in ("a", "b"):
+        target = tmp_path / name / form
+        example().save(target)
+        files = [target] if target.is_file() else sorted(target.iterdir())
+        contents.append([(file.name, file.read_bytes()) for file in files])
+    assert contents[0] == contents[1]
+
+
+def test_directory_is_memory_mapped_and_windows_read_from_it(tmp_path: Path) -> None:
+    example().save(tmp_path / "set")
+    data = Demonstrations.load(tmp_path / "set")
+    assert isinstance(data.obs, np.memmap) and isinstance(data.actions, np.memmap)
+    batch = data.windows(history=2, horizon=2)[[6, 1]]
+    np.testing.assert_array_equal(batch[0], example().windows(history=2, horizon=2)[[6, 1]][0])
+    assert type(batch[0]) is np.ndarray
+    # A set may be replaced while it is open.
+    example((2, 2)).save(tmp_path / "set")
+    np.testing.assert_array_equal(data.obs, example().obs)
+    data.save(tmp_path / "set")
+    assert_same(Demonstrations.load(tmp_path / "set"), example())
+
+
+def test_npz_holds_plain_arrays_for_other_programs(tmp_path: Path) -> None:
+    example().save(tmp_path / "deep" / "set.npz")
+    with np.load(tmp_path / "deep" / "set.npz", allow_pickle=False) as file:
+        assert sorted(file.files) == ["action", "episode_ends", "header", "obs"]
+        header = json.loads(str(file["header"]))
+        np.testing.assert_array_equal(file["action"], example().actions)
+    assert header == {"format": "cebm.demonstrations", "version": VERSION, "metadata": {"seed": 3}}
+
+
+def test_arrays_of_another_program_load_by_their_keys(tmp_path: Path) -> None:
+    data = example()
+    path = tmp_path / "foreign.npz"
+    np.savez_compressed(
+        path, state=data.obs.astype(np.float64), u=data.actions, ends=data.episode_ends.astype(np.int32)
+    )
+    loaded = Demonstrations.load(path, obs_key="state", action_key="u", ends_key="ends")
+    np.testing.assert_array_equal(loaded.obs, data.obs)
+    np.testing.assert_array_equal(loaded.episode_ends, data.episode_ends)
+    assert loaded.metadata == {}
+    with pytest.raises(DemonstrationError, match=r"foreign\.npz: there is no 'obs'; it holds 'state', 'u', 'ends'"):
+        Demonstrations.load(path)
+
+
+@pytest.mark.skipif(not PUSHT.exists(), reason="the Push-T demonstrations are not beside the repository")
+def test_push_t_loads() -> None:
+    data = Demonstrations.load(PUSHT)
+    assert (data.episodes, data.steps, data.obs_dim, data.act_dim) == (206, 25_650, 5, 2)
+    assert data.episode_ends[0] == 161
+    obs, actions = data.windows(history=2, horizon=8)[[0, 160, 161]]
+    np.testing.assert_array_equal(obs[0, :5], obs[0, 5:])
+    np.testing.assert_array_equal(obs[2, :5], data.obs[161])
+    np.testing.assert_array_equal(actions[1].reshape(8, 2), np.tile(data.actions[160], (8, 1)))
+    assert Demonstrations.load(PUSHT, obs_key="keypoint").obs_dim == 18
+
+
+def test_a_save_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in FORMS:
+        example().save(tmp_path / form)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for form in FORMS:
+        with pytest.raises(OSError, match="No space"):
+            example((5, 5)).save(tmp_path / form)
+        assert_same(Demonstrations.load(tmp_path / form), example())
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes\.txt"):
+        example().save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+# Broken data
+
+
+def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Arguments of `from_arrays`, changed: 3 episodes of 4, 1 and 3 steps, 2 and 1 columns."""
+    data = example()
+    arrays: dict[str, Any] = {"obs": data.obs.copy(), "actions": data.actions.copy(), "episode_ends": [4, 5, 8]}
+    change(arrays)
+    return arrays
+
+
+def put(key: str, index: tuple[int, int], value: float) -> Callable[[dict[str, Any]], None]:
+    return lambda arrays: arrays[key].__setitem__(index, value)
+
+
+def swap(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda arrays: arrays.update({key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("obs", (4, 1), np.nan), "here: episode 1: obs column 1 is nan at step 4"),
+        (put("actions", (7, 0), -np.inf), "here: episode 2: action column 0 is -inf at step 7"),
+        (swap("obs", np.full((8, 2), 1e39)), "here: episode 0: obs column 0 is inf"),
+        (
+            swap("obs", [[1.0, 2.0]] * 5 + [[1.0]] + [[1.0, 2.0]] * 2),
+            "here: episode 2: obs is ragged, row 5 has shape (1,)",
+        ),
+        (swap("actions", [[1.0, [2.0, 3.0]]] * 8), "here: action is ragged"),
+        (swap("obs", np.zeros(8)), "here: obs has shape (8,), expected [steps, columns]"),
+        (swap("obs", np.zeros((8, 0))), "here: obs has shape (8, 0)"),
+        (swap("obs", np.full((8, 2), "x")), "here: obs holds <U1, expected numbers"),
+        (swap("actions", np.full((8, 1), None)), "here: action holds object"),
+        (swap("actions", np.zeros((7, 1))), "here: obs has 8 steps, action has 7"),
+        (swap("episode_ends", [4, 5, 9]), "the last episode, 2, ends at step 9, but there are 8 steps"),
+        (swap("episode_ends", [4, 5]), "ends at step 5, but there are 8 steps"),
+        (swap("episode_ends", [4, 4, 8]), "here: episode 1: episode_ends must increase, but 4 follows 4"),
+        (swap("episode_ends", [0, 8]), "here: episode 0: episode_ends must increase, but 0 follows 0"),
+        (swap("episode_ends", [5, 3, 8]), "here: episode 1: episode_ends must increase, but 3 follows 5"),
+        (swap("episode_ends", []), "here: episode_ends has shape (0,)"),
+        (swap("episode_ends", np.array(8)), "here: episode_ends has shape ()"),
+        (swap("episode_ends", [4.5, 8.0]), "here: episode_ends holds float64, expected integers"),
+        (swap("metadata", {"when": object()}), "here: metadata does not fit JSON"),
+        (swap("metadata", {"best": float("nan")}), "here: metadata does not fit JSON"),
+    ],
+)
+def test_broken_arrays_are_named(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    with pytest.raises(DemonstrationError) as caught:
+        Demonstrations.from_arrays(**broken(change), source="here")
+    assert message in str(caught.value)
+
+
+def test_nan_is_found_in_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are looked at in pieces; here the pieces are of 3 rows."""
+    monkeypatch.setattr("cebm.demonstrations._CHUNK", 7)
+    for row in range(8):
+        arrays = broken(put("obs", (row, 0), np.nan))
+        with pytest.raises(DemonstrationError, match=f"obs column 0 is nan at step {row}$"):
+            Demonstrations.from_arrays(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("episode", "message"),
+    [
+        ((np.zeros((3, 2)), np.zeros((3, 3))), "episode 1: action has 3 columns, the dataset has 1"),
+        ((np.zeros((3, 5)), np.zeros((3, 1))), "episode 1: obs has 5 columns, the dataset has 2"),
+        ((np.zeros((3, 2)), np.zeros((4, 1))), "episode 1: obs has 3 steps, action has 4"),
+        ((np.zeros(2), np.zeros((1, 1))), "episode 1: obs has shape (2,)"),
+        ((np.zeros((2, 2)), [[0.0], [0.0, 1.0]]), "episode 1: action is ragged"),
+        ((np.zeros((0, 2)), np.zeros((0, 1))), "episode 1: episode_ends must increase, but 4 follows 4"),
+    ],
+)
+def test_broken_episodes_are_named(episode: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(DemonstrationError) as caught:
+        Demonstrations.from_episodes([example().episode(0), episode])
+    assert message in str(caught.value)
+    with pytest.raises(DemonstrationError, match="no episodes"):
+        Demonstrations.from_episodes([])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nan_in_a_file_names_the_file(form: str, tmp_path: Path) -> None:
+    data = example()
+    data.actions[5, 0] = np.nan
+    data.save(tmp_path / form)
+    with pytest.raises(DemonstrationError) as caught:
+        Demonstrations.load(tmp_path / form)
+    assert str(caught.value) == f"{tmp_path / form}: episode 2: action column 0 is nan at step 5"
+
+
+@given(cut=st.floats(0, 1, exclude_max=True))
+@quick
+def test_truncated_npz(cut: float, tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    example().save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(cut * len(whole))])
+    with pytest.raises(DemonstrationError, match=r"set\.npz: not a readable \.npz"):
+        Demonstrations.load(path)
+
+
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+@settings(quick, max_examples=150)
+def test_damaged_npz_is_refused_or_reads_the_same(place: float, flip: int, tmp_path: Path) -> None:
+    """Zip has fields that nobody reads, such as dates; everywhere else a changed byte must be noticed."""
+    path = tmp_path / "set.npz"
+    example().save(path)
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= flip
+    path.write_bytes(data)
+    try:
+        loaded = Demonstrations.load(path)
+    except DemonstrationError as error:
+        assert "set.npz" in str(error)
+    else:
+        assert {**loaded.metadata, "seed": 3} == {"seed": 3}
+        assert_same(Demonstrations.from_arrays(loaded.obs, loaded.actions, loaded.episode_ends), bare(example()))
+
+
+def test_a_changed_shape_is_noticed(tmp_path: Path) -> None:
+    """Fewer columns need fewer bytes, so numpy alone would stop before the end and its checksum."""
+    path = tmp_path / "set.npz"
+    example((30_000,)).save(path)
+    content = path.read_bytes()
+    assert content.count(b"(30000, 2)") == 1
+    path.write_bytes(content.replace(b"(30000, 2)", b"(30000, 1)"))
+    with pytest.raises(DemonstrationError, match="'obs' is longer than its shape says"):
+        Demonstrations.load(path)
+
+
+def bare(data: Demonstrations) -> Demonstrations:
+    return Demonstrations(data.obs, data.actions, data.episode_ends)
+
+
+def rewrite_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the JSON header of a set in either form."""
+    if path.is_dir():
+        header = json.loads((path / "header.json").read_text())
+        change(header)
+        (path / "header.json").write_text(json.dumps(header))
+        return
+    with np.load(path) as file:
+        arrays = dict(file)
+    header = json.loads(str(arrays["header"]))
+    change(header)
+    np.savez(path, **{**arrays, "header": np.array(json.dumps(header))})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: header.update(version=VERSION + 1), f"written in format {VERSION + 1}, this cebm reads up to"),
+        (lambda header: header.update(version="1"), "the header's version is '1'"),
+        (lambda header: header.pop("version"), "the header's version is None"),
+        (lambda header: header.update(format="other"), "the header is not one of cebm.demonstrations"),
+        (lambda header: header.update(metadata=[1]), "the header's metadata is not an object"),
+    ],
+)
+def test_headers_that_are_refused(
+    form: str, change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / form
+    example().save(path)
+    rewrite_header(path, change)
+    with pytest.raises(DemonstrationError) as caught:
+        Demonstrations.load(path)
+    assert str(path) in str(caught.value) and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: header.pop("arrays"), "lists no arrays"),
+        (lambda header: header["arrays"].pop("action"), "there is no 'action'"),
+        (lambda header: header["arrays"]["obs"].pop("crc32"), "the entry of 'obs' has no file and crc32"),
+        (lambda header: header["arrays"]["obs"].update(file="../obs.npy"), "'../obs.npy' is not a file of this"),
+        (lambda header: header["arrays"]["obs"].update(file="obs.npy"), "obs.npy: the file is missing"),
+    ],
+)
+def test_directory_headers_that_are_refused(
+    change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    example().save(tmp_path / "set")
+    rewrite_header(tmp_path / "set", change)
+    with pytest.raises(DemonstrationError) as caught:
+        Demonstrations.load(tmp_path / "set")
+    assert str(tmp_path / "set") in str(caught.value) and message in str(caught.value)
+
+
+def test_damaged_directories(tmp_path: Path) -> None:
+    example().save(tmp_path / "set")
+    files = sorted((tmp_path / "set").iterdir())
+    assert len(files) == 4
+    for file in files:
+        content = file.read_bytes()
+        for damage in (content[:-1], content[: len(content) // 2], b"\xff" + content[1:], b""):
+            file.write_bytes(damage)
+            with pytest.raises(DemonstrationError, match="set"):
+                Demonstrations.load(tmp_path / "set")
+        file.write_bytes(content)
+    assert_same(Demonstrations.load(tmp_path / "set"), example())
+    (tmp_path / "set" / "header.json").unlink()
+    with pytest.raises(DemonstrationError, match=r"no header\.json"):
+        Demonstrations.load(tmp_path / "set")
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    with pytest.raises(FileNotFoundError, match=r"set\.npz"):
+        Demonstrations.load(path)
+    for content in (b"", b"hello", b"\x93NUMPY\x01\x00"):
+        path.write_bytes(content)
+        with pytest.raises(DemonstrationError, match="not a readable"):
+            Demonstrations.load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        for key in ("obs", "action", "episode_ends"):
+            archive.writestr(f"{key}.npy", b"not an array")
+    with pytest.raises(DemonstrationError, match="cannot read 'obs'"):
+        Demonstrations.load(path)
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    """An object array is a pickle, which could run anything: the marker must stay absent."""
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return marker.touch, ()
+
+    data = example()
+    objects = np.empty((8, 2), object)
+    objects[:] = Evil()
+    path = tmp_path / "set.npz"
+    np.savez(path, obs=objects, action=data.actions, episode_ends=data.episode_ends)
+    with pytest.raises(DemonstrationError, match=r"set\.npz: cannot read 'obs'.*allow_pickle"):
+        Demonstrations.load(path)
+    example().save(tmp_path / "set")
+    array = next((tmp_path / "set").glob("obs-*.npy"))
+    np.save(array, objects)
+    rewrite_header(tmp_path / "set", lambda h: h["arrays"]["obs"].update(crc32=f"{zlib.crc32(array.read_bytes()):08x}"))
+    with pytest.raises(DemonstrationError, match=r"obs-.*\.npy: cannot be read"):
+        Demonstrations.load(tmp_path / "set")
+    assert not marker.exists()
+
+
+def test_an_interrupted_first_save_can_be_repeated(tmp_path: Path) -> None:
+    """What a killed process leaves in a new directory: arrays, no header."""
+    example().save(tmp_path / "set")
+    shutil.copy(next((tmp_path / "set").glob("obs-*.npy")), tmp_path / "set" / ".obs.tmp")
+    (tmp_path / "set" / "header.json").unlink()
+    example((2, 3)).save(tmp_path / "set")
+    assert_same(Demonstrations.load(tmp_path / "set"), example((2, 3)))

@@ -1,0 +1,695 @@
+"""Energies: one contract for all of them, closed-form gradients against autograd, initialisation, composition."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cebm.energy
+from cebm import EnergyModel, JointEnergy, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty, ResidualEnergy
+from cebm.energy import Linear, WeightedSum, evaluating
+
+OBS, ACT = 3, 2
+# Wide enough that a layer without any active unit is out of the question (2⁻⁴⁸).
+WIDTH = 48
+
+
+class SmoothHead(nn.Module):
+    """A user's module: (features, action) rows to one energy each."""
+
+    def __init__(self, features: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(features + ACT, 16), nn.Linear(16, 1)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        return self.last(self.dropout(torch.tanh(self.first(torch.cat([features, actions], 1)))))
+
+
+def obstacle(obs: Tensor, actions: Tensor) -> Tensor:
+    """A bump at the first two coordinates of the observation."""
+    return 3 * torch.exp(-(actions - obs[:, None, :ACT]).square().sum(-1))
+
+
+def limit(obs: Tensor, actions: Tensor) -> Tensor:
+    """A soft wall; it does not read the observation."""
+    return F.softplus(5 * (actions[..., 0] - 0.2))
+
+
+def image_energy(generator: torch.Generator) -> ModuleEnergy:
+    encoder = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Softplus(), nn.Flatten(), nn.Linear(8, 5))
+    return ModuleEnergy(SmoothHead(5), 16, ACT, encoder, feature_dim=5)
+
+
+def mlp(generator: torch.Generator, **options: object) -> MLPEnergy:
+    return MLPEnergy(OBS, ACT, WIDTH, generator=generator, **options)
+
+
+def residual(generator: torch.Generator, **options: object) -> ResidualEnergy:
+    return ResidualEnergy(OBS, ACT, WIDTH, generator=generator, **options)
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[torch.Generator], EnergyModel]
+    obs_shape: tuple[int, ...] = (OBS,)
+
+
+CASES: dict[str, Case] = {
+    "mlp": Case(mlp),
+    "mlp, 1 hidden layer": Case(lambda g: mlp(g, hidden_layers=1)),
+    "mlp, 4 hidden layers, torch init": Case(lambda g: mlp(g, hidden_layers=4, init="torch")),
+    "mlp, torch init": Case(lambda g: mlp(g, init="torch")),
+    "mlp, dropout": Case(lambda g: mlp(g, dropout=0.3)),
+    "mlp, spectral norm": Case(lambda g: mlp(g, spectral_norm=True)),
+    "residual": Case(residual),
+    "residual, 2 blocks, torch init": Case(lambda g: residual(g, blocks=2, init="torch")),
+    "residual, 3 blocks, dropout": Case(lambda g: residual(g, blocks=3, dropout=0.2)),
+    "residual, spectral norm": Case(lambda g: residual(g, spectral_norm=True)),
+    "marginal": Case(lambda g: MarginalEnergy(ACT, generator=g)),
+    "marginal, 1 hidden layer": Case(lambda g: MarginalEnergy(ACT, WIDTH, 1, generator=g)),
+    "joint": Case(lambda g: JointEnergy(mlp(g))),
+    "joint, residual": Case(lambda g: JointEnergy(residual(g, blocks=2))),
+    "pairs": Case(lambda g: JointEnergy(mlp(g)).pairs),
+    "pairs, residual": Case(lambda g: JointEnergy(residual(g)).pairs),
+    "pairs, spectral norm": Case(lambda g: JointEnergy(mlp(g, spectral_norm=True)).pairs),
+    "module": Case(lambda g: ModuleEnergy(SmoothHead(OBS), OBS, ACT)),
+    "module, dropout": Case(lambda g: ModuleEnergy(SmoothHead(OBS, 0.4), OBS, ACT)),
+    "module, image encoder": Case(image_energy, (1, 4, 4)),
+    "penalty": Case(lambda g: Penalty(obstacle, OBS, ACT)),
+    "penalty without observation": Case(lambda g: Penalty(limit, OBS, ACT)),
+    "sum": Case(lambda g: mlp(g) + residual(g)),
+    "scaled": Case(lambda g: -0.5 * mlp(g)),
+    "sum with a marginal": Case(lambda g: mlp(g) + 2 * MarginalEnergy(ACT, generator=g)),
+    "sum with a penalty function": Case(lambda g: mlp(g) + obstacle),
+    "nested sum": Case(lambda g: 0.5 * (mlp(g) + 3 * (residual(g) + limit)) + ModuleEnergy(SmoothHead(OBS), OBS, ACT)),
+}
+NETWORKS = [name for name in CASES if not name.startswith(("module", "penalty", "nested"))]
+every_energy = pytest.mark.parametrize("name", CASES)
+
+
+def make(
+    name: str, generator: torch.Generator, batch: int = 3, samples: int = 5, dtype: torch.dtype = torch.float64
+) -> tuple[EnergyModel, Tensor, Tensor]:
+    """The energy (in evaluation mode), observations and actions."""
+    case = CASES[name]
+    energy = case.build(generator).to(dtype).eval()
+    obs = torch.randn(batch, *case.obs_shape, generator=generator, dtype=dtype)
+    actions = torch.randn(batch, samples, energy.act_dim, generator=generator, dtype=dtype)
+    return energy, obs, actions
+
+
+def autograd_gradient(energy: EnergyModel, context: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference: ∇_y of `energies`, by autograd."""
+    with torch.enable_grad():
+        leaf = actions.detach().requires_grad_()
+        energies = energy.energies(context, leaf)
+        (gradients,) = torch.autograd.grad(energies.sum(), leaf)
+    return energies.detach(), gradients
+
+
+def assert_close(value: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    """Relative to the largest entry, which must not be 0: a comparison of zeros shows nothing."""
+    assert value.shape == expected.shape
+    scale = expected.abs().max().item()
+    assert scale > 0
+    assert (value - expected).abs().max().item() <= tolerance * scale
+
+
+# -------------------------------------------------------------------------------------------- the contract
+
+
+@every_energy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("grad", [True, False])
+def test_shapes_dtype_and_finite_values(name: str, dtype: torch.dtype, grad: bool, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator, dtype=dtype)
+    with torch.set_grad_enabled(grad):
+        context = energy.encode(obs)
+        energies = energy.energies(context, actions)
+        again, gradients = energy.energies_and_gradients(context, actions)
+    assert context.shape == (3, energy.context_dim)
+    assert energies.shape == again.shape == (3, 5)
+    assert gradients.shape == (3, 5, energy.act_dim)
+    for tensor in (context, energies, again, gradients):
+        assert tensor.dtype == dtype
+        assert torch.isfinite(tensor).all()
+    assert_close(again, energies, 1e-4 if dtype == torch.float32 else 1e-12)
+    if not grad:
+        assert not again.requires_grad and not gradients.requires_grad
+
+
+@every_energy
+@pytest.mark.parametrize("grad", [True, False])
+def test_inputs_are_not_modified_and_results_repeat(name: str, grad: bool, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    parameters = [parameter.detach().clone() for parameter in energy.parameters()]
+    obs_before, actions_before = obs.clone(), actions.clone()
+    with torch.set_grad_enabled(grad):
+        context = energy.encode(obs)
+        context_before = context.detach().clone()
+        first = (energy.energies(context, actions), *energy.energies_and_gradients(context, actions))
+        second = (energy.energies(context, actions), *energy.energies_and_gradients(context, actions))
+    assert torch.equal(obs, obs_before) and torch.equal(actions, actions_before)
+    assert torch.equal(context, context_before)
+    assert not actions.requires_grad and not obs.requires_grad
+    assert all(torch.equal(a, b) for a, b in zip(energy.parameters(), parameters, strict=True))
+    assert all(parameter.grad is None for parameter in energy.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@every_energy
+def test_a_context_serves_any_number_of_calls(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator, samples=6)
+    context = energy.encode(obs)
+    whole = energy(obs, actions)
+    assert_close(energy.energies(context, actions), whole, 1e-12)
+    parts = [energy.energies(context, part) for part in actions.split([1, 5], 1)]
+    assert_close(torch.cat(parts, 1), whole, 1e-12)
+    with torch.no_grad():
+        gradients = [energy.energies_and_gradients(context, part)[1] for part in actions.split([1, 5], 1)]
+        assert_close(torch.cat(gradients, 1), energy.energies_and_gradients(context, actions)[1], 1e-12)
+
+
+@every_energy
+def test_observations_and_samples_do_not_mix(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator, batch=4, samples=6)
+    rows, columns = torch.randperm(4, generator=generator), torch.randperm(6, generator=generator)
+    with torch.no_grad():
+        energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
+        moved = energy.energies_and_gradients(energy.encode(obs[rows]), actions[rows][:, columns])
+    assert_close(moved[0], energies[rows][:, columns], 1e-12)
+    assert_close(moved[1], gradients[rows][:, columns], 1e-12)
+
+
+@every_energy
+def test_the_observation_matters_unless_there_is_none(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    actions = actions[:1].expand(3, -1, -1)
+    energies = energy(obs, actions)
+    without = energy.obs_dim == 0 or name == "penalty without observation"
+    assert torch.allclose(energies[0], energies[1], rtol=0, atol=1e-12) == without
+
+
+@every_energy
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("batch, samples", [(3, 5), (1, 1), (7, 1), (1, 9)])
+def test_gradients_are_those_of_autograd(
+    name: str, grad: bool, batch: int, samples: int, generator: torch.Generator
+) -> None:
+    energy, obs, actions = make(name, generator, batch, samples)
+    with torch.set_grad_enabled(grad):
+        context = energy.encode(obs)
+        energies, gradients = energy.energies_and_gradients(context, actions)
+    expected = autograd_gradient(energy, context.detach(), actions)
+    assert_close(energies.detach(), expected[0])
+    assert_close(gradients.detach(), expected[1])
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 3, 5, 7, 100])
+@pytest.mark.parametrize("batch, samples", [(3, 7), (7, 3), (5, 4), (1, 11), (11, 1)])
+@pytest.mark.parametrize("name", ["mlp", "mlp, 4 hidden layers, torch init", "residual", "marginal", "pairs", "sum"])
+def test_ragged_blocks_change_nothing(
+    name: str,
+    batch: int,
+    samples: int,
+    block_rows: int,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    energy, obs, actions = make(name, generator, batch, samples)
+    expected = autograd_gradient(energy, energy.encode(obs).detach(), actions)
+    floats = block_rows * (64 if name == "marginal" else WIDTH) // torch.get_num_threads()
+    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", floats)
+    with torch.no_grad():
+        energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
+    assert_close(energies, expected[0])
+    assert_close(gradients, expected[1])
+
+
+def test_a_block_size_below_one_row_is_one_row(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    energy, obs, actions = make("mlp", generator)
+    context = energy.encode(obs).detach()
+    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", 1)
+    with torch.no_grad():
+        assert_close(energy.energies_and_gradients(context, actions)[1], autograd_gradient(energy, context, actions)[1])
+
+
+@pytest.mark.parametrize("network", [MLPEnergy, ResidualEnergy])
+@pytest.mark.parametrize("batch, samples", [(3, 700), (700, 3), (5, 200), (1, 513), (2, 256), (2, 512)])
+def test_gradients_around_the_real_block_boundary(
+    network: type, batch: int, samples: int, generator: torch.Generator
+) -> None:
+    """Width 256 makes blocks of 512 rows per thread."""
+    energy = network(OBS, ACT, 256, generator=generator).double()
+    obs = torch.randn(batch, OBS, generator=generator, dtype=torch.float64)
+    actions = torch.randn(batch, samples, ACT, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        context = energy.encode(obs)
+        energies, gradients = energy.energies_and_gradients(context, actions)
+    expected = autograd_gradient(energy, context, actions)
+    assert_close(energies, expected[0])
+    assert_close(gradients, expected[1])
+
+
+@every_energy
+def test_any_memory_layout_of_the_actions(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    context = energy.encode(obs).detach()
+    expected = autograd_gradient(energy, context, actions)
+    strided = actions.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not strided.is_contiguous()
+    repeated = actions[:, :1].expand(-1, 5, -1)
+    with torch.no_grad():
+        assert_close(energy.energies_and_gradients(context, strided)[1], expected[1])
+        assert_close(energy.energies_and_gradients(context, repeated)[1], expected[1][:, :1].expand(-1, 5, -1))
+
+
+@every_energy
+def test_inference_mode_gives_the_same(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    with torch.no_grad():
+        expected = energy.energies_and_gradients(energy.encode(obs), actions)
+    with torch.inference_mode():
+        inside = energy.energies_and_gradients(energy.encode(obs), actions.clone())
+    assert torch.equal(inside[0], expected[0]) and torch.equal(inside[1], expected[1])
+
+
+@every_energy
+def test_gradients_can_be_differentiated_again(name: str, generator: torch.Generator) -> None:
+    """The derivative of a loss on E and ∇E, with respect to parameters, observations and actions: against autograd
+    twice over `energies`, to rounding, and against central differences along a random direction."""
+    energy, obs, actions = make(name, generator)
+    tensors = [*energy.parameters(), obs.requires_grad_(), actions.requires_grad_()]
+
+    scale = energy.energies_and_gradients(energy.encode(obs), actions)[1].detach().std()
+
+    def loss() -> Tensor:
+        energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
+        return (gradients / scale).square().sum() + (energies - 0.3).square().sum()
+
+    energies = energy.energies(energy.encode(obs), actions)
+    (gradients,) = torch.autograd.grad(energies.sum(), actions, create_graph=True)
+    reference_loss = (gradients / scale).square().sum() + (energies - 0.3).square().sum()
+    options = {"allow_unused": True, "materialize_grads": True}
+    expected = torch.autograd.grad(reference_loss, tensors, **options)
+    derivative = torch.autograd.grad(loss(), tensors, **options)
+    flat, flat_expected = (torch.cat([d.flatten() for d in each]) for each in (derivative, expected))
+    assert_close(flat, flat_expected)
+
+    def along(direction: list[Tensor], step: float) -> float:
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                for tensor, change in zip(tensors, direction, strict=True):
+                    tensor.add_(change, alpha=sign * step)
+            values.append(loss().item())
+            with torch.no_grad():
+                for tensor, change in zip(tensors, direction, strict=True):
+                    tensor.sub_(change, alpha=sign * step)
+        return (values[0] - values[1]) / (2 * step)
+
+    tolerance = 1e-5 * flat.norm().item()
+    for _ in range(8):
+        direction = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in tensors]
+        coarse, fine = along(direction, 1e-7), along(direction, 5e-8)
+        if abs(coarse - fine) < tolerance:  # otherwise a kink of ReLU lies between: another direction
+            break
+    else:
+        pytest.fail("no direction without a kink")
+    assert abs(fine - sum((d * v).sum().item() for d, v in zip(derivative, direction, strict=True))) < tolerance
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("penalty")])
+def test_every_parameter_receives_a_gradient(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator, batch=8)
+    energy(obs, actions).sum().backward()
+    for key, parameter in energy.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, key
+
+
+@every_energy
+def test_state_dict_round_trip(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    other, _, _ = make(name, generator)
+    if energy.state_dict():
+        assert not torch.equal(other(obs, actions), energy(obs, actions))
+    other.load_state_dict(energy.state_dict())
+    assert torch.equal(other(obs, actions), energy(obs, actions))
+
+
+@every_energy
+def test_copies_and_pickles(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    for other in (copy.deepcopy(energy), pickle.loads(pickle.dumps(energy))):
+        assert torch.equal(other(obs, actions), energy(obs, actions))
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.add_(1.0)
+        assert not energy.state_dict() or not torch.equal(other(obs, actions), energy(obs, actions))
+
+
+@every_energy
+def test_results_follow_the_device(name: str, generator: torch.Generator) -> None:
+    """The meta device stands in for an accelerator: a tensor made on the CPU along the way would raise."""
+    energy, obs, actions = make(name, generator)
+    energy, obs, actions = energy.to("meta"), obs.to("meta"), actions.to("meta")
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            context = energy.encode(obs)
+            results = (context, energy.energies(context, actions), *energy.energies_and_gradients(context, actions))
+        assert {tensor.device.type for tensor in results} == {"meta"}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_initialisation_uses_its_generator_alone(name: str) -> None:
+    state = torch.get_rng_state()
+    first, same, other = (CASES[name].build(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(value, same.state_dict()[key]) for key, value in first.state_dict().items())
+    assert not any(torch.equal(value, other.state_dict()[key]) for key, value in first.named_parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@every_energy
+def test_gradients_ignore_training_mode(name: str, generator: torch.Generator) -> None:
+    """Dropout is for `energies` alone; a chain in training sees the deterministic energy."""
+    energy, obs, actions = make(name, generator)
+    with torch.no_grad():
+        context = energy.encode(obs)
+        expected = energy.energies_and_gradients(context, actions)
+        plain = energy.energies(context, actions)
+        energy.train()
+        state = torch.get_rng_state()
+        inside = energy.energies_and_gradients(context, actions)
+        assert torch.equal(torch.get_rng_state(), state)
+        dropped = energy.energies(context, actions)
+    assert all(module.training for module in energy.modules())
+    assert torch.equal(inside[0], expected[0]) and torch.equal(inside[1], expected[1])
+    assert torch.equal(dropped, plain) == ("dropout" not in name)
+
+
+# -------------------------------------------------------------------------------------------- the networks
+
+
+def test_the_papers_network_is_three_linear_maps(generator: torch.Generator) -> None:
+    shapes = {key: tuple(value.shape) for key, value in MLPEnergy(4, 2, generator=generator).state_dict().items()}
+    assert shapes == {
+        "first.weight": (256, 6),
+        "first.bias": (256,),
+        "hidden.0.weight": (256, 256),
+        "hidden.0.bias": (256,),
+        "last.weight": (1, 256),
+        "last.bias": (1,),
+    }
+    assert MarginalEnergy(2).network.width == 64
+
+
+@pytest.mark.parametrize("hidden_layers", [1, 2, 3])
+def test_the_mlp_is_linear_maps_with_relu_between(hidden_layers: int, generator: torch.Generator) -> None:
+    energy = MLPEnergy(OBS, ACT, 8, hidden_layers, init="torch", generator=generator).double()
+    obs = torch.randn(4, OBS, generator=generator, dtype=torch.float64)
+    actions = torch.randn(4, 6, ACT, generator=generator, dtype=torch.float64)
+    hidden = torch.cat([obs[:, None].expand(-1, 6, -1), actions], -1)
+    layers = [energy.first, *energy.hidden, energy.last]
+    assert len(layers) == hidden_layers + 1
+    for layer in layers[:-1]:
+        hidden = (hidden @ layer.weight.t() + layer.bias).clamp(min=0)
+    expected = (hidden @ energy.last.weight.t() + energy.last.bias)[..., 0]
+    assert_close(energy(obs, actions), expected, 1e-12)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_residual_network_is_that_of_the_reference_code(blocks: int, generator: torch.Generator) -> None:
+    energy = ResidualEnergy(OBS, ACT, 8, blocks, init="torch", generator=generator).double()
+    obs = torch.randn(4, OBS, generator=generator, dtype=torch.float64)
+    actions = torch.randn(4, 6, ACT, generator=generator, dtype=torch.float64)
+    hidden = energy.first(torch.cat([obs[:, None].expand(-1, 6, -1), actions], -1))
+    for inner, outer in zip(energy.inner, energy.outer, strict=True):
+        branch = hidden.clamp(min=0) @ inner.weight.t() + inner.bias
+        hidden = hidden + branch.clamp(min=0) @ outer.weight.t() + outer.bias
+    expected = (hidden @ energy.last.weight.t() + energy.last.bias)[..., 0]
+    assert_close(energy(obs, actions), expected, 1e-12)
+
+
+@pytest.mark.parametrize("network", [MLPEnergy, ResidualEnergy])
+def test_normal_initialisation_of_weights_and_biases(network: type, generator: torch.Generator) -> None:
+    """z of the mean and of the variance, for all weights and for all biases of two networks: |z| < 5.5 is a false
+    alarm in 8 · 4e-8 runs, a few times more for the biases, whose variance has a skewed distribution."""
+    energy = network(20, 10, generator=generator)
+    for kind, least in (("weight", 70_000), ("bias", 500)):
+        values = torch.cat([p.flatten() for key, p in energy.named_parameters() if key.endswith(kind)]).double()
+        n = len(values)
+        assert n > least
+        z_mean = values.mean().item() / (0.05 / math.sqrt(n))
+        z_variance = (values.square().mean().item() / 0.05**2 - 1) * math.sqrt(n / 2)
+        assert abs(z_mean) < 5.5 and abs(z_variance) < 5.5, (kind, z_mean, z_variance)
+
+
+def test_torch_initialisation_is_that_of_nn_linear(generator: torch.Generator) -> None:
+    """Uniform on ±1/√inputs for weights and biases alike, as nn.Linear; Var(u²) = bound⁴(1/5 − 1/9)."""
+    energy = MLPEnergy(20, 10, init="torch", generator=generator)
+    for layer in (energy.first, energy.hidden[0], energy.last):
+        bound = layer.weight.shape[1] ** -0.5
+        for values in (layer.weight, layer.bias):
+            assert values.abs().max() <= bound
+        flat = layer.weight.detach().double().flatten() / bound
+        z_mean = flat.mean() * math.sqrt(3 * len(flat))
+        z_variance = (flat.square().mean() - 1 / 3) * math.sqrt(len(flat) / (1 / 5 - 1 / 9))
+        assert abs(z_mean) < 5.5 and abs(z_variance) < 5.5
+    reference = nn.Linear(30, 256)
+    assert reference.weight.abs().max() <= 30**-0.5 and reference.bias.abs().max() <= 30**-0.5
+    # The largest of 256 uniform numbers falls short of 90 % with probability 0.9²⁵⁶ = 2e-12.
+    assert energy.first.bias.abs().max() > 0.9 * 30**-0.5
+
+
+def test_without_a_generator_the_global_one_is_used() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        first = MLPEnergy(OBS, ACT, 4).state_dict()
+        torch.manual_seed(3)
+        same = MLPEnergy(OBS, ACT, 4).state_dict()
+    assert all(torch.equal(first[key], same[key]) for key in first)
+
+
+def spectral_layers(energy: nn.Module) -> list[Linear]:
+    return [layer for layer in energy.modules() if isinstance(layer, Linear)]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_spectral_norm_brings_the_largest_singular_value_to_one(pairs: bool, generator: torch.Generator) -> None:
+    """After k power iterations from a random start the estimate of σ² is short by more than a share e with probability
+    at most 0.354/√(e(k−1))·√n·(1−e)^(k−½), whatever the gap (Kuczyński & Woźniakowski 1992). Here k = 400, n = 16,
+    e = 0.06: 5e-12, and σ is then within 1/√0.94 = 1.032."""
+    energy = MLPEnergy(OBS, ACT, 16, spectral_norm=True, generator=generator).double()
+    trained = JointEnergy(energy).pairs if pairs else energy
+    with torch.no_grad():
+        for layer in spectral_layers(energy):  # training has moved the weights far from where they started
+            layer.weight.normal_(generator=generator).mul_(3)
+    obs = torch.randn(2, trained.obs_dim, generator=generator, dtype=torch.float64)
+    for _ in range(400):
+        trained.encode(obs)
+    for layer in spectral_layers(energy):
+        largest = torch.linalg.matrix_norm(layer.matrix(), 2).item()
+        assert 1 - 1e-9 < largest < 1.035
+
+
+def test_a_fresh_spectral_norm_is_close_already(generator: torch.Generator) -> None:
+    """20 iterations in the constructor: by the same bound, n = 32 and e = 0.55, σ is within 1.5 but for 1e-7."""
+    energy = MLPEnergy(OBS, ACT, 32, spectral_norm=True, generator=generator)
+    for layer in spectral_layers(energy):
+        assert 1 - 1e-5 < torch.linalg.matrix_norm(layer.matrix(), 2).item() < 1.5
+
+
+def test_only_an_encoded_training_batch_moves_the_spectral_norm(generator: torch.Generator) -> None:
+    energy, obs, actions = make("mlp, spectral norm", generator)
+    with torch.no_grad():
+        for layer in spectral_layers(energy):
+            layer.weight.normal_(generator=generator)
+
+    def estimates() -> list[Tensor]:
+        return [tensor.clone() for layer in spectral_layers(energy) for tensor in (layer.left, layer.right)]
+
+    def moved(action: Callable[[], object]) -> bool:
+        before = estimates()
+        action()
+        return not all(torch.equal(a, b) for a, b in zip(before, estimates(), strict=True))
+
+    context = energy.encode(obs).detach()
+    assert not moved(lambda: energy.encode(obs))  # evaluation mode
+    energy.train()
+    assert moved(lambda: energy.encode(obs))
+    with torch.no_grad():
+        assert not moved(lambda: energy.encode(obs))
+    assert not moved(lambda: energy.energies(context, actions))
+    assert not moved(lambda: energy.energies_and_gradients(context, actions))
+    # Encoding and the energies after it therefore see the same matrices.
+    context = energy.encode(obs)
+    matrix = energy.first.matrix()
+    pre = (torch.cat([obs[:, None].expand(-1, 5, -1), actions], -1)) @ matrix.t() + energy.first.bias
+    assert_close(energy.energies(context, actions), energy.trunk(pre), 1e-12)
+
+
+def test_dropout_keeps_the_mean_of_a_linear_top_layer(generator: torch.Generator) -> None:
+    """One hidden layer: the energy is linear in the dropped units, so dropout leaves its mean; z over 4000 draws."""
+    energy = MLPEnergy(OBS, ACT, 64, hidden_layers=1, dropout=0.5, init="torch", generator=generator).double()
+    obs = torch.randn(1, OBS, generator=generator, dtype=torch.float64)
+    action = torch.randn(1, 1, ACT, generator=generator, dtype=torch.float64)
+    draws = energy.train()(obs, action.expand(1, 4000, ACT))[0]
+    expected = energy.eval()(obs, action).item()
+    assert draws.std() > 0
+    assert abs((draws.mean().item() - expected) / (draws.std().item() / math.sqrt(4000))) < 5.5
+
+
+# -------------------------------------------------------------------------------------------- joint energy
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("build", [mlp, residual])
+def test_the_joint_energy_differentiates_with_respect_to_the_observation(
+    build: Callable, grad: bool, generator: torch.Generator
+) -> None:
+    joint = JointEnergy(build(generator)).double()
+    obs = torch.randn(6, OBS, generator=generator, dtype=torch.float64, requires_grad=True)
+    actions = torch.randn(6, 1, ACT, generator=generator, dtype=torch.float64, requires_grad=True)
+    energies = joint(obs, actions)
+    expected = torch.autograd.grad(energies.sum(), (obs, actions))
+    pairs = torch.cat([obs, actions[:, 0]], 1).detach()
+    view = joint.pairs
+    with torch.set_grad_enabled(grad):
+        # One batch row with six samples: pairs are independent of the observation that `encode` is given.
+        value, gradients = view.energies_and_gradients(view.encode(torch.zeros(1, 0).double()), pairs[None])
+    assert_close(value[0], energies[:, 0].detach())
+    assert_close(gradients[0, :, :OBS].detach(), expected[0])
+    assert_close(gradients[0, :, OBS:].detach(), expected[1][:, 0])
+
+
+def test_pairs_share_the_parameters_of_the_joint_energy(generator: torch.Generator) -> None:
+    joint = JointEnergy(mlp(generator))
+    view = joint.pairs
+    assert {id(p) for p in view.parameters()} == {id(p) for p in joint.parameters()}
+
+
+# -------------------------------------------------------------------------------------------- composition
+
+
+def test_sums_and_multiples_are_what_they_say(generator: torch.Generator) -> None:
+    first, obs, actions = make("mlp", generator)
+    second = residual(generator).double()
+    marginal = MarginalEnergy(ACT, generator=generator).double()
+    energies = {e: e(obs, actions).detach() for e in (first, second, marginal)}
+    total = first + 0.5 * second
+    assert_close(total(obs, actions), energies[first] + 0.5 * energies[second], 1e-12)
+    assert_close((second * 3)(obs, actions), 3 * energies[second], 1e-12)
+    assert_close((-1 * first)(obs, actions), -energies[first], 1e-12)
+    nested = 2 * (first + 3 * (second + obstacle)) + marginal
+    expected = 2 * energies[first] + 6 * energies[second] + 6 * obstacle(obs, actions) + energies[marginal]
+    assert_close(nested(obs, actions), expected, 1e-12)
+    assert nested.weights == [2, 6, 6, 1]
+    assert [type(term) for term in nested.parts()] == [MLPEnergy, ResidualEnergy, Penalty, MarginalEnergy]
+    # Gradients are linear too.
+    with torch.no_grad():
+        gradients = [e.energies_and_gradients(e.encode(obs), actions)[1] for e in (first, second)]
+        assert_close(total.energies_and_gradients(total.encode(obs), actions)[1], gradients[0] + 0.5 * gradients[1])
+
+
+def test_composing_leaves_the_terms_alone(generator: torch.Generator) -> None:
+    first, obs, actions = make("mlp", generator)
+    before = first(obs, actions)
+    inner = first + obstacle
+    _ = 5 * inner + first
+    assert inner.weights == [1, 1]
+    assert torch.equal(first(obs, actions), before)
+    assert {id(p) for p in inner.parameters()} == {id(p) for p in first.parameters()}
+
+
+def test_a_constant_penalty_has_no_gradient(generator: torch.Generator) -> None:
+    energy, obs, actions = make("mlp", generator)
+    total = energy + (lambda _, y: torch.full(y.shape[:2], 7.0, dtype=y.dtype))
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            values, gradients = total.energies_and_gradients(total.encode(obs), actions)
+            expected = energy.energies_and_gradients(energy.encode(obs), actions)
+        assert_close(values.detach(), expected[0].detach() + 7, 1e-12)
+        assert_close(gradients.detach(), expected[1].detach(), 1e-12)
+
+
+def test_evaluating_gives_every_module_its_mode_back() -> None:
+    module = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
+    module.train()
+    module[1].eval()  # frozen by its owner
+    with pytest.raises(RuntimeError), evaluating(module):
+        assert not module.training and not module[0].training
+        raise RuntimeError
+    assert module.training and module[0].training and not module[1].training
+
+
+# -------------------------------------------------------------------------------------------- bad input
+
+
+@every_energy
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_wrong_shapes_name_the_argument(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    context = energy.encode(obs).detach()
+    for method in (energy.energies, energy.energies_and_gradients):
+        for bad in (actions[:2], actions[..., :1], actions[0], actions[..., None], actions[:, :0]):
+            with pytest.raises(ValueError, match="actions must"):
+                method(context, bad)
+        for bad in (context[:, :-1], torch.cat([context, context], 1), context[0], context[:, None]):
+            with pytest.raises(ValueError, match="context must be"):
+                method(bad, actions)
+        with pytest.raises(ValueError, match="actions must not be empty"):
+            method(context[:0], actions[:0])
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", ["mlp", "residual", "joint", "module", "penalty", "nested sum"])
+def test_wrong_observations_name_the_argument(name: str, generator: torch.Generator) -> None:
+    energy, obs, _ = make(name, generator)
+    for bad in (obs[:, :-1], torch.cat([obs, obs], 1), obs[0], obs[:, None]):
+        with pytest.raises(ValueError, match="obs must be"):
+            energy.encode(bad)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: MLPEnergy(-1, 2), "obs_dim must be"),
+        (lambda: MLPEnergy(1, 0), "act_dim must be"),
+        (lambda: ResidualEnergy(1, 2, width=0), "width must be"),
+        (lambda: MLPEnergy(1, 2, 4, hidden_layers=0), "hidden_layers must be"),
+        (lambda: ResidualEnergy(1, 2, 4, blocks=0), "blocks must be"),
+        (lambda: MLPEnergy(1, 2, 4, dropout=1.0), "dropout must be"),
+        (lambda: MLPEnergy(1, 2, 4, dropout=-0.1), "dropout must be"),
+        (lambda: ResidualEnergy(1, 2, 4, dropout=math.nan), "dropout must be"),
+        (lambda: MLPEnergy(1, 2, 4, init="xavier"), "init must be"),
+        (lambda: ModuleEnergy(SmoothHead(5), 3, 2, nn.Linear(3, 5)), "feature_dim must be"),
+        (lambda: MLPEnergy(1, 2, 4) + MLPEnergy(1, 3, 4), "act_dim"),
+        (lambda: MLPEnergy(1, 2, 4) + MLPEnergy(2, 2, 4), "obs_dim"),
+        (lambda: WeightedSum([MLPEnergy(1, 2, 4)], [1.0, 2.0]), "argument 2 is longer"),
+    ],
+)
+def test_bad_arguments_are_named(call: Callable, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_module_or_penalty_of_the_wrong_shape_is_named() -> None:
+    context, actions = torch.zeros(2, OBS), torch.zeros(2, 4, ACT)
+    with pytest.raises(ValueError, match=r"penalty must return \(2, 4\) energies"):
+        Penalty(lambda _, y: y, OBS, ACT).energies(context, actions)
+
+    class Wrong(nn.Module):
+        def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+            return actions
+
+    with pytest.raises(ValueError, match=r"module must return one energy per row \(8\)"):
+        ModuleEnergy(Wrong(), OBS, ACT).energies(context, actions)

@@ -1,0 +1,314 @@
+"""The explicit baselines: energies like any other, with a known normaliser, a known answer and known samples."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from cebm.energy import EnergyModel
+from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy
+from cebm.information import Quadrature
+
+OBS, ACT = 3, 2
+CASES: dict[str, Callable[[torch.Generator], ExplicitEnergy]] = {
+    "regression": lambda g: RegressionEnergy(OBS, ACT, 16, generator=g),
+    "regression, linear": lambda g: RegressionEnergy(OBS, ACT, 16, 0, generator=g),
+    "regression, normal": lambda g: RegressionEnergy(OBS, ACT, 16, init="normal", generator=g),
+    "mixture": lambda g: MixtureDensityEnergy(OBS, ACT, 16, generator=g),
+    "mixture, one component": lambda g: MixtureDensityEnergy(OBS, ACT, 16, components=1, generator=g),
+    "mixture, deep": lambda g: MixtureDensityEnergy(OBS, ACT, 16, 4, 3, generator=g),
+}
+every_energy = pytest.mark.parametrize("name", CASES)
+
+
+def make(
+    name: str, generator: torch.Generator, batch: int = 3, samples: int = 5, dtype: torch.dtype = torch.float64
+) -> tuple[ExplicitEnergy, Tensor, Tensor]:
+    energy = CASES[name](generator).to(dtype)
+    obs = torch.randn(batch, OBS, generator=generator, dtype=dtype)
+    return energy, obs, torch.randn(batch, samples, ACT, generator=generator, dtype=dtype)
+
+
+def mixture(
+    weights: list[float], means: list[list[float]], stds: list[list[float]], dtype: torch.dtype = torch.float64
+) -> tuple[MixtureDensityEnergy, Tensor]:
+    """The mixture with these parameters whatever the observation, and a context of it."""
+    parts = [torch.tensor(part, dtype=dtype) for part in (weights, means, stds)]
+    energy = MixtureDensityEnergy(1, parts[1].shape[1], 4, 0, len(weights)).to(dtype)
+    # The inverse of log σ = 4.5 tanh(raw / 4.5) − 2.5.
+    raw = 4.5 * torch.atanh((parts[2].log() + 2.5) / 4.5)
+    with torch.no_grad():
+        (layer,) = energy.trunk.layers
+        layer.weight.zero_()
+        layer.bias.copy_(torch.cat([parts[0].log(), parts[1].flatten(), raw.flatten()]))
+    return energy, energy.encode(torch.zeros(1, 1, dtype=dtype)).detach()
+
+
+# -------------------------------------------------------------------------------------------- the contract
+
+
+@every_energy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("grad", [True, False])
+def test_shapes_and_dtypes(name: str, dtype: torch.dtype, grad: bool, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator, dtype=dtype)
+    with torch.set_grad_enabled(grad):
+        context = energy.encode(obs)
+        energies, gradients = energy.energies_and_gradients(context, actions)
+        best, drawn = energy.best(context), energy.draw(context, 7, generator)
+    assert context.shape == (3, energy.context_dim)
+    assert energies.shape == (3, 5) and gradients.shape == (3, 5, ACT)
+    assert best.shape == (3, ACT) and drawn.shape == (3, 7, ACT)
+    for tensor in (context, energies, gradients, best, drawn):
+        assert tensor.dtype == dtype and torch.isfinite(tensor).all()
+    if not grad:
+        assert not energies.requires_grad and not gradients.requires_grad
+
+
+@every_energy
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_gradients_are_those_of_autograd(name: str, mode: type, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    leaf = actions.clone().requires_grad_()
+    expected = energy(obs, leaf)
+    (gradient,) = torch.autograd.grad(expected.sum(), leaf)
+    with mode():
+        energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions.clone())
+    torch.testing.assert_close(energies.detach(), expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients.detach(), gradient, rtol=1e-10, atol=1e-12)
+
+
+@every_energy
+def test_gradients_are_those_of_central_differences(name: str, generator: torch.Generator) -> None:
+    """Independent of autograd, which the mixture uses itself."""
+    energy, obs, actions = make(name, generator)
+    with torch.no_grad():
+        context = energy.encode(obs)
+        gradients = energy.energies_and_gradients(context, actions)[1]
+        for dim in range(ACT):
+            step = torch.zeros(ACT, dtype=torch.float64)
+            step[dim] = 1e-5
+            difference = (energy.energies(context, actions + step) - energy.energies(context, actions - step)) / 2e-5
+            # The mixture's third derivative over σ³, with σ above e⁻⁴ for these weights, leaves 1e-10 · e¹².
+            torch.testing.assert_close(gradients[..., dim], difference, rtol=1e-4, atol=1e-4)
+
+
+@every_energy
+def test_a_loss_on_the_gradient_reaches_the_parameters(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator)
+    energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions.requires_grad_())
+    (energies.square().sum() + gradients.square().sum()).backward()
+    for parameter_name, parameter in energy.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, parameter_name
+
+
+@every_energy
+def test_observations_and_samples_do_not_mix(name: str, generator: torch.Generator) -> None:
+    energy, obs, actions = make(name, generator, 4, 6)
+    rows, columns = torch.randperm(4, generator=generator), torch.randperm(6, generator=generator)
+    energies = energy(obs, actions)
+    torch.testing.assert_close(energy(obs[rows], actions[rows][:, columns]), energies[rows][:, columns])
+    assert not torch.allclose(energies[0], energy(obs[1:2], actions[:1])[0])
+
+
+@every_energy
+def test_the_generator_decides_weights_and_draws(name: str, generator: torch.Generator) -> None:
+    state = generator.get_state()
+    global_state = torch.get_rng_state()
+
+    def build() -> tuple[ExplicitEnergy, Tensor]:
+        energy, obs, _ = make(name, generator)
+        return energy, energy.draw(energy.encode(obs), 9, generator)
+
+    first, drawn = build()
+    generator.set_state(state)
+    second, again = build()
+    assert torch.equal(drawn, again)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+@every_energy
+def test_wrong_shapes_are_named(name: str, generator: torch.Generator, unchecked_shapes: None) -> None:
+    energy, obs, actions = make(name, generator)
+    context = energy.encode(obs)
+    with pytest.raises(ValueError, match=r"obs must be \[batch, 3\], got \(3, 2\)"):
+        energy.encode(obs[:, :2])
+    for call in (energy.energies, energy.energies_and_gradients):
+        with pytest.raises(ValueError, match=r"actions must be \[3, samples, 2\], got \(3, 5, 1\)"):
+            call(context, actions[..., :1])
+        with pytest.raises(ValueError, match=r"actions must be \[3, samples, 2\], got \(2, 5, 2\)"):
+            call(context, actions[:2])
+        with pytest.raises(ValueError, match="actions must not be empty"):
+            call(context, actions[:, :0])
+        with pytest.raises(ValueError, match="context must be"):
+            call(context[:, :-1], actions)
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="components must be at least 1, got 0"):
+        MixtureDensityEnergy(OBS, ACT, components=0)
+    for energy in (RegressionEnergy, MixtureDensityEnergy):
+        with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+            energy(OBS, ACT, width=0)
+        with pytest.raises(ValueError, match="hidden_layers must be at least 0, got -1"):
+            energy(OBS, ACT, hidden_layers=-1)
+
+
+def test_they_compose_like_any_energy(generator: torch.Generator) -> None:
+    (one, obs, actions), (other, _, _) = make("regression", generator), make("mixture", generator)
+    together: EnergyModel = one + 0.5 * other
+    torch.testing.assert_close(together(obs, actions), one(obs, actions) + 0.5 * other(obs, actions))
+
+
+# -------------------------------------------------------------------------------------------- regression
+
+
+def test_the_regression_energy_is_half_the_squared_error(generator: torch.Generator) -> None:
+    energy, obs, actions = make("regression", generator)
+    context = energy.encode(obs)
+    by_hand = [
+        [sum((y - f) ** 2 for y, f in zip(row, mean, strict=True)) / 2 for row in rows]
+        for rows, mean in zip(actions.tolist(), context.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(energy.energies(context, actions), torch.tensor(by_hand, dtype=torch.float64))
+    assert torch.equal(energy.best(context), context)
+    assert torch.equal(energy.draw(context, 4, generator), context.unsqueeze(1).expand(-1, 4, -1))
+
+
+def test_minimising_the_regression_energy_is_least_squares(generator: torch.Generator) -> None:
+    """A linear network against the normal equations. The curvature's eigenvalues are those of the inputs' second
+    moments, so the error of gradient descent is known to be far below the tolerance after 400 steps."""
+    inputs = torch.randn(50, OBS, generator=generator, dtype=torch.float64)
+    targets = torch.randn(50, ACT, generator=generator, dtype=torch.float64)
+    energy = RegressionEnergy(OBS, ACT, 8, 0, generator=generator).double()
+    design = torch.cat([inputs, torch.ones(50, 1, dtype=torch.float64)], 1)
+    curvature = torch.linalg.eigvalsh(design.T @ design / 50)
+    rate = 1 / curvature[-1]
+    steps = math.ceil(30 * float(curvature[-1] / curvature[0]))  # (1 − 1/κ)^(30κ) < e⁻³⁰
+    optimiser = torch.optim.SGD(energy.parameters(), float(rate))
+    for _ in range(steps):
+        optimiser.zero_grad()
+        energy(inputs, targets.unsqueeze(1)).mean().backward()
+        optimiser.step()
+    expected = design @ torch.linalg.lstsq(design, targets).solution
+    torch.testing.assert_close(energy.best(energy.encode(inputs)).detach(), expected, rtol=0, atol=1e-9)
+
+
+# -------------------------------------------------------------------------------------------- mixture densities
+
+
+def test_the_mixture_against_torch_distributions(generator: torch.Generator) -> None:
+    from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    means = torch.tensor([[0.0, 1.0], [-1.0, 0.5], [0.3, -0.7]], dtype=torch.float64)
+    stds = torch.tensor([[0.1, 0.2], [0.05, 0.7], [1.0, 0.02]], dtype=torch.float64)
+    energy, context = mixture(weights.tolist(), means.tolist(), stds.tolist())
+    actions = torch.randn(1, 40, 2, generator=generator, dtype=torch.float64)
+    expected = MixtureSameFamily(Categorical(weights), Independent(Normal(means, stds), 1)).log_prob(actions)
+    torch.testing.assert_close(energy.energies(context, actions), -expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_the_density_integrates_to_one(dims: int, generator: torch.Generator) -> None:
+    """For random weights of torch's size: means within ±1, σ around e⁻²·⁵. A forgotten 2π gives log Z = 0.9."""
+    energy = MixtureDensityEnergy(OBS, dims, 16, generator=generator).double()
+    obs = torch.randn(4, OBS, generator=generator, dtype=torch.float64)
+    quadrature = Quadrature((-3.0,) * dims, (3.0,) * dims, 1024 if dims == 1 else 512)
+    with torch.no_grad():
+        assert quadrature.log_partition(energy, obs).abs().max() < 1e-6
+
+
+def test_the_standard_deviations_are_bounded(generator: torch.Generator) -> None:
+    """However far the outputs go, e⁻⁷ ≤ σ ≤ e², so no demonstration can make the loss unbounded."""
+    energy = MixtureDensityEnergy(OBS, ACT, 16, components=3, generator=generator)
+    for value, log_std in ((-1e6, -7.0), (0.0, -2.5), (1e6, 2.0)):
+        context = torch.full((1, energy.context_dim), value)
+        at_mean = energy.energies(context, torch.full((1, 1, ACT), value))
+        torch.testing.assert_close(at_mean, torch.full((1, 1), ACT * (log_std + 0.5 * math.log(2 * math.pi))))
+
+
+def test_best_is_the_component_mean_of_highest_density() -> None:
+    """Neither the component of largest weight (too wide) nor the narrowest (too light) wins. Two equal components
+    that overlap beat a single one of the same height: the density counts, not the component's."""
+    energy, context = mixture([0.6, 0.35, 0.05], [[0.0], [1.0], [-1.0]], [[1.0], [0.1], [0.05]])
+    heights = [0.6 / 1.0, 0.35 / 0.1, 0.05 / 0.05]
+    assert max(heights) == heights[1]
+    torch.testing.assert_close(energy.best(context), torch.tensor([[1.0]], dtype=torch.float64))
+    energy, context = mixture([0.26, 0.26, 0.48], [[0.5], [0.51], [-0.5]], [[0.1], [0.1], [0.1]])
+    assert energy.best(context).item() > 0.4
+
+
+def test_best_is_chosen_per_observation(generator: torch.Generator) -> None:
+    energy = MixtureDensityEnergy(OBS, ACT, 16, generator=generator).double()
+    obs = torch.randn(20, OBS, generator=generator, dtype=torch.float64)
+    together = energy.best(energy.encode(obs))
+    alone = torch.cat([energy.best(energy.encode(row)) for row in obs.split(1)])
+    torch.testing.assert_close(together, alone)
+
+
+def moment_scores(drawn: Tensor, weights: Tensor, means: Tensor, stds: Tensor) -> list[float]:
+    """z-scores of the component counts and of the within-component means and variances of well separated draws."""
+    n = drawn.shape[0]
+    nearest = ((drawn.unsqueeze(1) - means) / stds).square().sum(-1).argmin(1)
+    scores = []
+    for k in range(len(weights)):
+        own = drawn[nearest == k]
+        count, share = len(own), float(weights[k])
+        scores.append((count - n * share) / math.sqrt(n * share * (1 - share)))
+        standard = (own - means[k]) / stds[k]
+        scores += (standard.mean(0) * math.sqrt(count)).tolist()
+        scores += ((standard.square().mean(0) - 1) * math.sqrt(count / 2)).tolist()
+    return scores
+
+
+@pytest.mark.parametrize("bug", [None, "variances for deviations", "uniform weights"])
+def test_draws_follow_the_density(bug: str | None, generator: torch.Generator) -> None:
+    """Components 20 σ apart, so that each draw belongs to one of them. 15 z-scores of 20,000 draws: |z| < 5.5 has a
+    false alarm in a million runs (the variance's skewness at n ≥ 4,000 included); the planted bugs are far off."""
+    weights, means = [0.2, 0.5, 0.3], [[0.0, 1.0], [-1.0, -1.0], [1.0, 0.0]]
+    stds = [[0.05, 0.04], [0.02, 0.05], [0.05, 0.03]]
+    energy, context = mixture(weights, means, stds)
+    drawn = energy.draw(context, 20_000, generator)[0]
+    assumed = [torch.tensor(part, dtype=torch.float64) for part in (weights, means, stds)]
+    if bug == "variances for deviations":
+        assumed[2] = assumed[2].square()
+    if bug == "uniform weights":
+        assumed[0] = torch.full((3,), 1 / 3, dtype=torch.float64)
+    worst = max(abs(score) for score in moment_scores(drawn, *assumed))
+    assert (worst < 5.5) == (bug is None), worst
+
+
+def test_draws_agree_with_the_energy(generator: torch.Generator) -> None:
+    """E[−log p] over draws is the entropy, here by quadrature: ties `draw` to `energies` for overlapping parts."""
+    energy, context = mixture([0.3, 0.7], [[0.0], [0.4]], [[0.3], [0.2]])
+    energies = energy.energies(context, energy.draw(context, 40_000, generator))[0]
+    with torch.no_grad():
+        entropy = Quadrature((-4.0,), (4.0,), 512).entropy(energy, torch.zeros(1, 1, dtype=torch.float64))
+    score = (energies.mean() - entropy) / (energies.std() / math.sqrt(40_000))
+    assert abs(float(score)) < 5
+
+
+def test_a_mixture_learns_two_modes(generator: torch.Generator) -> None:
+    """Maximum likelihood on y = ±0.5: the likelihood gets within 0.1 nats of the data's own."""
+    n, std = 512, 0.1
+    sign = 2.0 * torch.randint(0, 2, (n, 1), generator=generator) - 1
+    targets = (0.5 * sign + std * torch.randn(n, 1, generator=generator)).unsqueeze(1)
+    obs = torch.zeros(n, 1)
+    energy = MixtureDensityEnergy(1, 1, 16, 1, 4, generator=generator)
+    optimiser = torch.optim.Adam(energy.parameters(), 0.02)
+    for _ in range(300):
+        optimiser.zero_grad()
+        energy(obs, targets).mean().backward()
+        optimiser.step()
+    truth, context = mixture([0.5, 0.5], [[0.5], [-0.5]], [[std], [std]], torch.float32)
+    own = truth.energies(context.expand(n, -1), targets).mean()
+    with torch.no_grad():
+        assert energy(obs, targets).mean() < own + 0.1
+        drawn = energy.draw(energy.encode(obs[:1]), 1000, generator)[0, :, 0]
+    # Half of the draws on either side, up to the data's own imbalance and the fit (0.1 allows 3 nats per thousand).
+    assert abs(float((drawn > 0).float().mean()) - float((sign > 0).float().mean())) < 0.1

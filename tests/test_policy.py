@@ -1,0 +1,963 @@
+"""Policies: on energies whose minimum is known, on disk, in threads, and with history and chunks around them."""
+
+import copy
+import json
+import math
+import pickle
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cebm.policy
+from cebm.energy import EnergyModel, ModuleEnergy, Penalty
+from cebm.explicit import MixtureDensityEnergy, RegressionEnergy
+from cebm.policy import ActingSampler, ExplicitPolicy, ImplicitPolicy, Network, Policy, Proposal, Runner, load
+from cebm.samplers import MALA, Constant, DerivativeFree, Exponential, Langevin
+from cebm.spaces import Box
+from cebm.storage import StorageError, load_bundle, save_bundle
+
+# Units that differ per dimension and between observations and actions.
+OBS_BOX = Box.from_bounds([0.0, -5.0], [10.0, 5.0])
+ACT_BOX = Box.from_bounds([-100.0, 2.0], [300.0, 3.0])
+UNIT = Box.from_bounds([-1.0], [1.0])
+VARIANCE = 0.5
+# λ falls from 1 to 1e-3; with curvature 1/VARIANCE the first step of λ/2 · 2 = 1 lands on the minimum, the others
+# shake by λσ = 0.01 λ: eight coordinates of noise of 0.01 or less are within 0.1 with certainty.
+TOLERANCE = 0.1
+
+
+class Bowl(nn.Module):
+    """E = ½‖y − f(x)‖²/s² with f(x) = ½ (x₁, x₀), normalised."""
+
+    def __init__(self, variance: float = VARIANCE) -> None:
+        super().__init__()
+        self.variance = variance
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        return (actions - 0.5 * features.flip(1)).square().sum(1) / (2 * self.variance)
+
+
+class TwoModes(nn.Module):
+    """−log of two Gaussians at ±0.6 with σ = 0.1; the one at +0.6 is the better by log 3/2."""
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        parts = [math.log(w) - 50 * (actions[:, 0] - m).square() for w, m in ((0.4, -0.6), (0.6, 0.6))]
+        return -torch.stack(parts).logsumexp(0)
+
+
+def bowl(**changes: Any) -> ImplicitPolicy:
+    settings: dict[str, Any] = {"candidates": 64, **changes}
+    return ImplicitPolicy(ModuleEnergy(Bowl(), 2, 2), OBS_BOX, ACT_BOX, **settings)
+
+
+def minimum(obs: np.ndarray) -> np.ndarray:
+    """Of the bowl, in units: by hand, without Box."""
+    normalised = np.stack([(obs[..., 0] - 5) / 5, obs[..., 1] / 5], -1)
+    best = 0.5 * normalised[..., ::-1]
+    return np.stack([100 + 200 * best[..., 0], 2.5 + 0.5 * best[..., 1]], -1)
+
+
+def assert_near(actions: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    """Within `tolerance` normalised units."""
+    error = (np.asarray(actions) - expected) / np.array([200.0, 0.5])
+    assert np.abs(error).max() < tolerance
+
+
+def two_modes(sampler: ActingSampler | None = None, **changes: Any) -> ImplicitPolicy:
+    energy = ModuleEnergy(TwoModes(), 1, 1)
+    chosen = sampler or Langevin("ibc", noise=0.01)
+    return ImplicitPolicy(energy, UNIT, UNIT, **{"sampler": chosen, "candidates": 128, **changes})
+
+
+def random_obs(count: int, generator: torch.Generator) -> np.ndarray:
+    return OBS_BOX.denormalise(2 * torch.rand(count, 2, generator=generator) - 1).numpy()
+
+
+# -------------------------------------------------------------------------------------------- acting
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Langevin("ibc", noise=0.01),
+        Langevin("ibc", noise=0.0),
+        DerivativeFree(steps=8, temperature=0.01),
+        MALA(steps=30, adapt=20),
+    ],
+)
+def test_act_finds_the_minimum_in_the_users_units(sampler: ActingSampler, generator: torch.Generator) -> None:
+    """Among 512 candidates, any sampler's best is near: a uniform start alone has its best within 0.1 of the minimum
+    but for (1 − π 0.1²/2.2²)⁵¹² = 4 % of observations, and the samplers improve on it."""
+    obs = random_obs(8, generator)
+    policy = bowl(sampler=sampler, candidates=512)
+    assert_near(policy.act(obs), minimum(obs), 0.1 if isinstance(sampler, Langevin) else 0.25)
+
+
+def test_the_defaults_are_the_papers() -> None:
+    policy = ImplicitPolicy(ModuleEnergy(Bowl(), 2, 2), OBS_BOX, ACT_BOX)
+    assert policy.candidates == 512
+    assert policy.sampler == Langevin("ibc", noise=0.01)
+    assert policy.propose(np.zeros(2)).candidates.shape == (1, 512, 2)
+
+
+def test_a_planted_bug_in_the_units_would_be_seen(generator: torch.Generator) -> None:
+    """The check above has teeth: a policy with unit boxes, or with those of the others, is far off."""
+    obs = random_obs(8, generator)
+    for wrong in ({"obs_box": ACT_BOX}, {"act_box": OBS_BOX}):
+        with pytest.raises(AssertionError):
+            assert_near(replace(bowl(), **wrong).act(obs), minimum(obs))
+
+
+def test_one_observation_and_a_batch_agree(generator: torch.Generator) -> None:
+    obs = random_obs(5, generator)
+    policy = bowl(sampler=Langevin("ibc", noise=0.0))
+    together = policy.act(obs)
+    assert together.shape == (5, 2)
+    for row, action in zip(obs, together, strict=True):
+        alone = policy.act(row)
+        assert alone.shape == (2,)
+        # Rounding depends on the batch, the candidates do not.
+        assert_near(alone, action, 1e-4)
+        assert np.array_equal(policy.act(row[None])[0], alone)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, ">f4", bool])
+def test_numpy_in_numpy_out(dtype: Any) -> None:
+    obs = np.array([[1, 0], [0, 1], [1, 1]]).astype(dtype)
+    policy = bowl()
+    before = obs.copy()
+    action = policy.act(obs)
+    assert isinstance(action, np.ndarray) and action.dtype == np.float32
+    assert np.array_equal(action, policy.act(obs.astype(np.float32)))
+    assert np.array_equal(obs, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int32])
+def test_torch_in_torch_out(dtype: torch.dtype) -> None:
+    obs = torch.tensor([[3, -2], [7, 4]]).to(dtype)
+    action = bowl().act(obs)
+    assert isinstance(action, Tensor) and action.dtype == torch.float32 and action.shape == (2, 2)
+    assert np.array_equal(action.numpy(), bowl().act(obs.double().numpy()))
+    assert bowl().act(obs[0]).shape == (2,)
+
+
+def test_any_memory_layout(generator: torch.Generator) -> None:
+    """Read-only, reversed, strided and memory-mapped-like arrays; a tensor with a graph."""
+    obs = random_obs(4, generator)
+    policy = bowl()
+    expected = policy.act(obs)
+    frozen = obs.copy()
+    frozen.flags.writeable = False
+    assert np.array_equal(policy.act(frozen), expected)
+    assert np.array_equal(policy.act(obs[::-1].copy()[::-1]), expected)
+    assert np.array_equal(policy.act(np.asfortranarray(obs)), expected)
+    assert np.array_equal(policy.act(np.repeat(obs, 2, 0)[::2]), expected)
+    tensor = torch.from_numpy(obs).requires_grad_()
+    acted = policy.act(tensor)
+    assert not acted.requires_grad and np.array_equal(acted.numpy(), expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_acting_in_any_autograd_mode(mode: type, generator: torch.Generator) -> None:
+    obs = random_obs(2, generator)
+    expected = bowl().act(obs)
+    with mode():
+        assert np.array_equal(bowl().act(obs), expected)
+
+
+def test_actions_stay_within_their_limits(generator: torch.Generator) -> None:
+    """Without limits: the demonstrations' range with its margin of 5 %. With them: those."""
+    obs = 3 * random_obs(20, generator)  # minima far outside
+    free = bowl().act(obs)
+    assert (free >= [-120, 1.95]).all() and (free <= [320, 3.05]).all()
+    assert np.abs(free[:, 0] - 100).max() > 150  # and the limits are met
+    low, high = torch.tensor([-50.0, 2.4]), torch.tensor([120.0, 2.45])
+    policy = bowl(low=low, high=high)
+    proposal = policy.propose(obs)
+    for actions in (proposal.action, proposal.candidates):
+        assert (actions >= low).all() and (actions <= high).all()
+    inside = np.clip(minimum(obs), low.numpy(), high.numpy())
+    assert_near(proposal.action.numpy(), inside)
+    one_sided = bowl(low=torch.tensor([100.0, -math.inf])).act(obs)
+    assert (one_sided[:, 0] >= 100).all() and (one_sided <= [320, 3.05]).all()
+
+
+def test_the_best_action_within_the_limits_is_chosen() -> None:
+    """A narrow diagonal valley: the best point on the limit is not the clipped best point beyond it. The unbounded
+    minimum is (1, 1); clipping it to y₀ ≤ 0 gives (0, 1), but the best with y₀ = 0 is (0, 0.1)."""
+
+    def valley(obs: Tensor, actions: Tensor) -> Tensor:
+        along, across = actions.sum(-1) - 2, actions[..., 0] - actions[..., 1]
+        return 0.1 * along.square() + across.square()
+
+    box = Box.from_bounds([-1.0, -1.0], [1.0, 1.0])
+    # At y₀ = 0: 0.1 (y₁ − 2)² + y₁², least at y₁ = 0.2 / 1.1.
+    policy = ImplicitPolicy(Penalty(valley, 1, 2), UNIT, box, high=torch.tensor([0.0, 1.0]), candidates=2048)
+    proposal = policy.propose(np.zeros(1), steps=1)
+    chosen = proposal.action[0]
+    best = 0.1 * (0.2 / 1.1 - 2) ** 2 + (0.2 / 1.1) ** 2
+    assert valley(torch.zeros(1, 1), chosen.view(1, 1, 2)).item() < best + 0.05
+    assert proposal.energies[0, 0].item() == pytest.approx(valley(torch.zeros(1, 1), chosen.view(1, 1, 2)).item())
+
+
+def test_without_a_generator_a_call_repeats(generator: torch.Generator) -> None:
+    obs = random_obs(3, generator)
+    policy = bowl()
+    before = torch.get_rng_state()
+    first, second = policy.propose(obs), policy.propose(obs)
+    for name in ("action", "candidates", "energies"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_generator_decides_the_candidates(generator: torch.Generator) -> None:
+    obs = random_obs(3, generator)
+    policy = bowl(sampler=Langevin("ibc", steps=1, schedule=Constant(1e-3)))
+    state = generator.get_state()
+    first, second = policy.propose(obs, generator=generator), policy.propose(obs, generator=generator)
+    assert not torch.allclose(first.candidates, second.candidates)
+    generator.set_state(state)
+    assert torch.equal(policy.propose(obs, generator=generator).candidates, first.candidates)
+    # With a generator every observation has its own candidates, without one they share them.
+    same = np.repeat(obs[:1], 2, 0)
+    own = policy.propose(same, generator=generator).candidates.sort(1).values
+    shared = policy.propose(same).candidates.sort(1).values
+    assert (own[0] - own[1]).abs().max() > 0.01
+    assert ((shared[0] - shared[1]) / ACT_BOX.scale).abs().max() < 0.02  # the noise of one small step
+
+
+# -------------------------------------------------------------------------------------------- the proposal
+
+
+@pytest.mark.parametrize("limits", [{}, {"low": torch.tensor([0.0, 2.3]), "high": torch.tensor([120.0, 2.6])}])
+def test_candidates_come_sorted_with_their_energies(limits: dict[str, Tensor], generator: torch.Generator) -> None:
+    obs = random_obs(4, generator)
+    policy = bowl(**limits)
+    proposal = policy.propose(obs, candidates=33)
+    assert proposal.candidates.shape == (4, 33, 2) and proposal.energies.shape == (4, 33)
+    assert (proposal.energies.diff(dim=1) >= 0).all()
+    inputs = OBS_BOX.normalise(torch.from_numpy(obs))
+    expected = policy.energy(inputs, ACT_BOX.normalise(proposal.candidates))
+    torch.testing.assert_close(proposal.energies, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(proposal.action, proposal.candidates[:, 0])
+
+
+def test_the_candidates_show_both_modes() -> None:
+    """A uniform start has a candidate in each basin but for 2⁻¹²⁷ of runs; from there it is downhill."""
+    candidates = two_modes().propose(np.zeros(1)).candidates[0, :, 0]
+    for mode in (-0.6, 0.6):
+        assert (candidates - mode).abs().min() < 0.05
+
+
+def test_the_score_is_a_rank_by_hand() -> None:
+    """The energy is the observation itself, so the chosen energy is known: the share of data strictly below it."""
+    energy = Penalty(lambda obs, actions: obs.expand(-1, actions.shape[1]), 1, 1)
+    data = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    policy = ImplicitPolicy(energy, UNIT, UNIT, data_energies=data, candidates=4)
+    obs = np.array([[0.05], [0.15], [0.2], [0.25], [0.35], [0.4], [0.9]], np.float32)
+    assert policy.propose(obs).score.tolist() == [0.0, 0.25, 0.25, 0.5, 0.75, 0.75, 1.0]
+    assert replace(policy, data_energies=None).propose(obs).score.isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["regression", "mixture-density"])
+def test_the_score_of_explicit_policies(kind: str, generator: torch.Generator) -> None:
+    policy = explicit_policy(kind, generator)
+    obs = random_obs(3, generator)
+    energies = policy.propose(obs).energies[:, 0]
+    data = torch.linspace(float(energies.min()) - 0.5, float(energies.max()) + 1, 7)
+    expected = [(data < energy).float().mean().item() for energy in energies]
+    score = replace(policy, data_energies=data).propose(obs).score
+    assert score.tolist() == pytest.approx(expected)
+
+
+def test_a_candidate_without_an_energy_is_never_chosen() -> None:
+    """NaN for y < 0, as a logarithm gives: the minimum of the rest wins. Nothing but NaN: an error that says so."""
+
+    def logarithm(obs: Tensor, actions: Tensor) -> Tensor:
+        return actions[..., 0] - 0.3 * actions[..., 0].log()  # least at 0.3
+
+    policy = ImplicitPolicy(Penalty(logarithm, 1, 1), UNIT, UNIT, candidates=64)
+    proposal = policy.propose(np.zeros((2, 1)))
+    assert (proposal.action - 0.3).abs().max() < 0.05
+    assert not proposal.energies.isnan().any()
+    hopeless = ImplicitPolicy(Penalty(lambda obs, y: y[..., 0] * torch.nan, 1, 1), UNIT, UNIT, candidates=4)
+    with pytest.raises(ValueError, match="NaN or infinite at every candidate for observation 0"):
+        hopeless.act(np.zeros((2, 1)))
+
+
+# -------------------------------------------------------------------------------------------- effort
+
+
+@pytest.mark.parametrize("count", [1, 2, 77])
+def test_the_number_of_candidates_is_chosen_per_call(count: int) -> None:
+    proposal = bowl().propose(np.zeros((2, 2)), candidates=count)
+    assert proposal.candidates.shape == (2, count, 2)
+
+
+def test_steps_are_chosen_per_call() -> None:
+    """One candidate, steps of a fixed contraction, no noise: the distance left is (1 − λ/2s²)^steps of the first."""
+    policy = bowl(sampler=Langevin("ibc", schedule=Constant(0.1), noise=0.0, step_clip=None))
+    obs = np.array([5.0, 0.0])  # the minimum is the centre
+    distances = [np.abs((policy.act(obs, candidates=1, steps=n) - [100, 2.5]) / [200, 0.5]).max() for n in (1, 3, 6)]
+    rate = 1 - 0.1 / (2 * VARIANCE)
+    assert distances[1] == pytest.approx(distances[0] * rate**2, rel=1e-3)
+    assert distances[2] == pytest.approx(distances[0] * rate**5, rel=1e-3)
+    assert policy.sampler.steps == 10
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def clocked(clock: Clock, fixed_ms: float, row_ms: float) -> ImplicitPolicy:
+    """Every evaluation of the energy takes fixed_ms + rows · row_ms of the clock's time."""
+
+    def energy(obs: Tensor, actions: Tensor) -> Tensor:
+        clock.now += (fixed_ms + actions.shape[0] * actions.shape[1] * row_ms) / 1e3
+        return actions.square().sum(-1)
+
+    # One step and the last look: two evaluations.
+    return ImplicitPolicy(Penalty(energy, 1, 1), UNIT, UNIT, sampler=Langevin("ibc", 1))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("budget", [2.0, 5.0, 11.3, 40.0])
+def test_a_budget_is_kept_on_a_clock(budget: float, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(cebm.policy, "perf_counter", clock)
+    policy = clocked(clock, 0.5, 0.01)
+    count = policy.candidates_within(budget, batch)
+    # 2 (0.5 + 0.01 batch n) = 0.8 budget.
+    assert count == pytest.approx((0.8 * budget / 2 - 0.5) / (0.01 * batch), abs=1)
+    for _ in range(2):  # measured once, not at every call
+        began = clock.now
+        proposal = policy.propose(np.zeros((batch, 1)), budget_ms=budget)
+        assert proposal.candidates.shape[1] == count
+        assert 0.7 * budget < (clock.now - began) * 1e3 <= budget
+
+
+def test_budgets_beyond_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(cebm.policy, "perf_counter", clock)
+    assert clocked(clock, 5.0, 0.01).candidates_within(1.0) == 1
+    assert clocked(clock, 0.0, 0.0).candidates_within(1.0) == 16_384
+    many = [clocked(clock, 0.1, 0.01).candidates_within(budget) for budget in (0.3, 1.0, 3.0, 10.0)]
+    assert many == sorted(many) and many[0] < many[-1]
+
+
+def test_more_steps_leave_room_for_fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(cebm.policy, "perf_counter", clock)
+    policy = clocked(clock, 0.1, 0.01)
+    assert policy.candidates_within(10.0, steps=9) == pytest.approx((8 / 10 - 0.1) / 0.01, abs=1)
+    assert policy.candidates_within(10.0) == pytest.approx((8 / 2 - 0.1) / 0.01, abs=1)
+
+
+def test_a_budget_on_the_real_clock(generator: torch.Generator) -> None:
+    """Loose, since the machine is shared: more time never means fewer candidates, and there is always one."""
+    policy = bowl()
+    counts = [policy.candidates_within(budget) for budget in (1e-3, 1.0, 4.0, 16.0)]
+    assert counts[0] == 1 and counts == sorted(counts) and counts[-1] > 1
+    obs = random_obs(1, generator)[0]
+    proposal = policy.propose(obs, budget_ms=16.0)
+    assert proposal.candidates.shape[1] == counts[-1]
+    assert policy.act(obs, budget_ms=16.0).shape == (2,)
+
+
+# -------------------------------------------------------------------------------------------- warm starts
+
+
+@pytest.mark.parametrize("sampler", [Langevin("ibc", noise=0.01), DerivativeFree(), MALA(steps=20)])
+def test_a_warm_start_stays_in_its_mode(sampler: ActingSampler) -> None:
+    """Cold, the search goes to the better mode at +0.6. From a last action near −0.6 it stays there and still finds
+    its minimum. Crossing would take 1.1 units; a warm Langevin moves at most 10 · 0.02."""
+    policy = two_modes(sampler)
+    obs = np.zeros((2, 1), np.float32)
+    assert np.abs(policy.act(obs) - 0.6).max() < 0.1
+    for last in (-0.6, -0.55, -0.68):
+        warm = policy.act(obs, previous=np.full((2, 1), last, np.float32))
+        assert np.abs(warm + 0.6).max() < 0.08, (last, warm)
+    mixed = policy.act(obs, previous=np.array([[-0.6], [0.6]], np.float32))
+    assert np.abs(mixed[:, 0] - [-0.6, 0.6]).max() < 0.08
+
+
+def test_a_warm_start_is_in_the_users_units(generator: torch.Generator) -> None:
+    """One step of almost no length: candidates are around the last action."""
+    policy = bowl(sampler=Langevin("ibc", steps=1, schedule=Constant(1e-6), noise=0.0))
+    last = np.array([250.0, 2.2], np.float32)
+    candidates = policy.propose(random_obs(1, generator)[0], previous=last).candidates[0].numpy()
+    assert np.abs((candidates - last) / [200, 0.5]).max() < 0.056
+    assert np.abs((candidates - last) / [200, 0.5]).max() > 0.03
+
+
+def test_a_warm_start_follows_a_moving_minimum(generator: torch.Generator) -> None:
+    """The bowl's minimum moves by 0.1 per call; the warm search keeps up."""
+    policy = bowl()
+    action = None
+    for first in np.linspace(0, 10, 11):
+        obs = np.array([5.0, first - 5], np.float32)
+        action = policy.act(obs, previous=action)
+        assert_near(action, minimum(obs), 0.05)
+
+
+def test_one_observation_with_its_last_action() -> None:
+    policy = two_modes()
+    assert policy.act(np.zeros(1), previous=np.array([-0.6])).shape == (1,)
+    assert policy.act(torch.zeros(1), previous=torch.tensor([-0.6])).item() == pytest.approx(-0.6, abs=0.05)
+
+
+# -------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("kind", ["implicit", "regression"])
+@pytest.mark.parametrize(
+    "obs, message",
+    [
+        (np.array([1.0, np.nan]), "obs has NaN or infinite values in dimension 1"),
+        (np.array([[0.0, 0.0], [np.inf, 0.0]]), "obs has NaN or infinite values in dimension 0"),
+        (np.array([1e300, 0.0]), "obs has NaN or infinite values in dimension 0"),
+        (np.zeros(3), r"obs must be \[2\] or \[batch, 2\], got \(3,\)"),
+        (np.zeros((4, 1)), r"obs must be \[2\] or \[batch, 2\], got \(4, 1\)"),
+        (np.zeros((1, 1, 2)), r"obs must be \[2\] or \[batch, 2\], got \(1, 1, 2\)"),
+        (np.zeros((0, 2)), r"obs must be \[2\] or \[batch, 2\], got \(0, 2\)"),
+        (np.array(1.0), r"obs must be \[2\] or \[batch, 2\], got \(\)"),
+    ],
+)
+def test_bad_observations_are_named(kind: str, obs: np.ndarray, message: str, generator: torch.Generator) -> None:
+    policy: Policy = bowl() if kind == "implicit" else explicit_policy(kind, generator)
+    for values in (obs, torch.from_numpy(obs)):
+        with pytest.raises(ValueError, match=message):
+            policy.act(values)
+
+
+@pytest.mark.parametrize("kind", ["implicit", "mixture-density"])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"candidates": 0}, "candidates must be at least 1, got 0"),
+        ({"candidates": -3}, "candidates must be at least 1, got -3"),
+        ({"candidates": 5, "budget_ms": 5.0}, "give candidates or budget_ms, not both"),
+    ],
+)
+def test_bad_effort_is_named(kind: str, options: dict[str, Any], message: str, generator: torch.Generator) -> None:
+    policy: Policy = bowl() if kind == "implicit" else explicit_policy(kind, generator)
+    with pytest.raises(ValueError, match=message):
+        policy.act(np.zeros(2), **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"budget_ms": 0.0}, "budget_ms must be positive, got 0"),
+        ({"budget_ms": math.nan}, "budget_ms must be positive, got nan"),
+        ({"previous": np.array([0.0, np.nan])}, "previous has NaN or infinite values in dimension 1"),
+        ({"previous": np.zeros(3)}, r"previous must be \[2\] or \[batch, 2\], got \(3,\)"),
+        ({"previous": np.zeros((2, 2))}, "previous has 2 rows, obs has 1"),
+    ],
+)
+def test_bad_arguments_of_the_search_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bowl().act(np.zeros(2), **options)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"obs_box": UNIT}, "obs_box has 1 dimensions, the energy expects 2"),
+        ({"act_box": UNIT}, "act_box has 1 dimensions, the energy expects 2"),
+        ({"history": 0}, "history must be at least 1 and divide 2 dimensions, got 0"),
+        ({"horizon": 3}, "horizon must be at least 1 and divide 2 dimensions, got 3"),
+        ({"low": torch.zeros(3)}, r"low has shape \(3,\), actions have 2 dimensions"),
+        ({"low": torch.tensor([0.0, 3.0]), "high": torch.tensor([1.0, 2.0])}, "low must not be above high"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(bowl(), **changes)
+
+
+def test_an_explicit_policy_needs_an_explicit_energy() -> None:
+    policy = ExplicitPolicy(ModuleEnergy(Bowl(), 2, 2), OBS_BOX, ACT_BOX)
+    with pytest.raises(TypeError, match="needs an ExplicitEnergy, not ModuleEnergy"):
+        policy.act(np.zeros(2))
+
+
+# -------------------------------------------------------------------------------------------- explicit policies
+
+
+def explicit_policy(kind: str, generator: torch.Generator, **changes: Any) -> ExplicitPolicy:
+    network = Network(kind, 16, init="torch", components=3)  # type: ignore[arg-type]
+    return ExplicitPolicy(network.build(2, 2, generator), OBS_BOX, ACT_BOX, network, **changes)
+
+
+@pytest.mark.parametrize("kind", ["regression", "mixture-density"])
+def test_explicit_policies_answer_in_units(kind: str, generator: torch.Generator) -> None:
+    policy = explicit_policy(kind, generator)
+    obs = random_obs(5, generator)
+    assert isinstance(policy.energy, RegressionEnergy | MixtureDensityEnergy)
+    answer = policy.energy.best(policy.energy.encode(OBS_BOX.normalise(torch.from_numpy(obs))))
+    expected = ACT_BOX.denormalise(answer.clamp(-1.1, 1.1))
+    torch.testing.assert_close(torch.from_numpy(policy.act(obs)), expected, rtol=1e-5, atol=1e-4)
+    for effort in ({"steps": 3}, {"budget_ms": 2.0}, {"candidates": 9}, {"previous": np.zeros((5, 2))}):
+        assert np.array_equal(policy.act(obs, **effort), policy.act(obs))
+    assert policy.act(obs[0]).shape == (2,)
+
+
+@pytest.mark.parametrize("kind", ["regression", "mixture-density"])
+def test_explicit_candidates_are_sorted_and_hold_the_answer(kind: str, generator: torch.Generator) -> None:
+    policy = explicit_policy(kind, generator, low=torch.tensor([0.0, 2.4]), high=torch.tensor([150.0, 2.6]))
+    obs = random_obs(3, generator)
+    proposal = policy.propose(obs, candidates=6)
+    assert proposal.candidates.shape == (3, 6, 2)
+    assert (proposal.energies.diff(dim=1) >= 0).all()
+    distance = (proposal.candidates - proposal.action.unsqueeze(1)).abs().sum(-1)
+    assert (distance.min(1).values == 0).all()
+    expected = policy.energy(OBS_BOX.normalise(torch.from_numpy(obs)), ACT_BOX.normalise(proposal.candidates))
+    torch.testing.assert_close(proposal.energies, expected, rtol=1e-3, atol=1e-3)
+    assert (proposal.candidates >= policy.low).all() and (proposal.candidates <= policy.high).all()
+
+
+# -------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("kind", ["mlp", "residual", "regression", "module"])
+def test_threads_do_not_disturb_each_other(kind: str, generator: torch.Generator) -> None:
+    policies = {"module": bowl(), "regression": explicit_policy("regression", generator)}
+    policy = policies.get(kind) or network_policy(Network(kind, 32, init="torch"), generator)  # type: ignore[arg-type]
+    obs = [random_obs(2, generator) for _ in range(4)]
+    serial = [policy.act(rows, candidates=32) for rows in obs]
+    barrier, wrong = threading.Barrier(4), []
+
+    def work(index: int) -> None:
+        barrier.wait()
+        for _ in range(8):
+            if not np.array_equal(policy.act(obs[index], candidates=32), serial[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads) and not wrong
+
+
+def test_a_call_leaves_nothing_behind(generator: torch.Generator) -> None:
+    """Other calls, with other effort and other observations, change nothing about a call."""
+    policy = network_policy(Network("mlp", 16), generator)
+    obs = random_obs(3, generator)
+    expected = policy.act(obs)
+    weights = copy.deepcopy(policy.energy.state_dict())
+    policy.act(random_obs(1, generator)[0], candidates=5, steps=2, previous=np.array([0.0, 2.5]), generator=generator)
+    policy.act(random_obs(7, generator), budget_ms=1.0)
+    assert np.array_equal(policy.act(obs), expected)
+    assert all(torch.equal(value, weights[name]) for name, value in policy.energy.state_dict().items())
+    assert not policy.energy.training
+
+
+# -------------------------------------------------------------------------------------------- save and load
+
+
+def network_policy(network: Network, generator: torch.Generator, **changes: Any) -> ImplicitPolicy | ExplicitPolicy:
+    """With random weights, large enough to make a landscape."""
+    energy = network.build(2, 2, generator)
+    settings: dict[str, Any] = {"network": network, "low": torch.tensor([-90.0, 2.0]), **changes}
+    if network.explicit:
+        return ExplicitPolicy(energy, OBS_BOX, ACT_BOX, **settings)
+    return ImplicitPolicy(energy, OBS_BOX, ACT_BOX, **{"candidates": 32, **settings})
+
+
+SAVED: dict[str, Callable[[torch.Generator], ImplicitPolicy | ExplicitPolicy]] = {
+    "mlp": lambda g: network_policy(Network(width=16, init="torch"), g),
+    "mlp, spectral norm": lambda g: network_policy(Network(width=16, hidden_layers=3, spectral_norm=True), g),
+    "residual": lambda g: network_policy(Network("residual", 16, 2, 0.1, "torch"), g),
+    "residual, spectral norm": lambda g: network_policy(Network("residual", 16, spectral_norm=True), g),
+    "regression": lambda g: network_policy(Network("regression", 16, init="torch"), g),
+    "mixture density": lambda g: network_policy(Network("mixture-density", 16, init="torch", components=3), g),
+    "other samplers": lambda g: network_policy(
+        Network(width=16), g, sampler=Langevin("ibc", 4, Exponential(0.3, 0.5), 0.02, None, margin=0.1)
+    ),
+    "derivative-free": lambda g: network_policy(Network(width=16), g, sampler=DerivativeFree(4), candidates=50),
+    "mala": lambda g: network_policy(Network(width=16), g, sampler=MALA(5)),
+    "everything else": lambda g: network_policy(
+        Network(width=16),
+        g,
+        high=torch.tensor([280.0, 2.8]),
+        data_energies=torch.randn(20, generator=g).sort().values,
+        history=2,
+        horizon=2,
+    ),
+}
+every_saved = pytest.mark.parametrize("name", SAVED)
+
+
+@every_saved
+def test_a_saved_policy_acts_the_same_bit_for_bit(name: str, tmp_path: Path, generator: torch.Generator) -> None:
+    policy = SAVED[name](generator)
+    policy.save(tmp_path / "policy")
+    before = torch.get_rng_state()
+    loaded = load(str(tmp_path / "policy"))
+    assert torch.equal(torch.get_rng_state(), before), "loading used torch's global generator"
+    assert type(loaded) is type(policy)
+    obs = random_obs(6, generator)
+    one, other = policy.propose(obs, candidates=9), loaded.propose(obs, candidates=9)
+    for item in fields(Proposal):
+        values, again = getattr(one, item.name), getattr(other, item.name)
+        assert torch.equal(values.nan_to_num(-1), again.nan_to_num(-1)), item.name
+    assert np.array_equal(policy.act(obs), loaded.act(obs))
+    assert np.ptp(policy.act(obs), axis=0).min() > 0, "all actions are equal: this shows nothing"
+    for item in fields(policy):
+        if item.name in ("network", "history", "horizon", "sampler", "candidates"):
+            assert getattr(loaded, item.name) == getattr(policy, item.name)
+    # And again: what was loaded can be saved.
+    loaded.save(tmp_path / "again")
+    contents = [sorted((p.name, p.read_bytes()) for p in (tmp_path / d).iterdir()) for d in ("policy", "again")]
+    assert contents[0] == contents[1]
+
+
+def test_a_policy_in_double_precision(tmp_path: Path, generator: torch.Generator) -> None:
+    policy = network_policy(Network(width=16, init="torch"), generator, low=None)
+    policy = replace(
+        policy, energy=policy.energy.double(), obs_box=OBS_BOX.to(torch.float64), act_box=ACT_BOX.to(torch.float64)
+    )
+    obs = random_obs(3, generator)
+    assert policy.act(obs).dtype == np.float64
+    policy.save(tmp_path)
+    assert np.array_equal(load(tmp_path).act(obs), policy.act(obs))
+
+
+def test_one_box_for_both(tmp_path: Path, generator: torch.Generator) -> None:
+    """Tensors that share their memory are saved all the same."""
+    network = Network(width=8)
+    policy = ImplicitPolicy(network.build(2, 2, generator), OBS_BOX, OBS_BOX, network, candidates=8)
+    policy.save(tmp_path)
+    assert np.array_equal(load(tmp_path).act(np.ones(2)), policy.act(np.ones(2)))
+
+
+def test_saving_over_a_policy_replaces_it(tmp_path: Path, generator: torch.Generator) -> None:
+    for name in ("mlp", "mixture density", "residual"):
+        policy = SAVED[name](generator)
+        policy.save(tmp_path)
+        assert np.array_equal(load(tmp_path).act(np.ones(2)), policy.act(np.ones(2)))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@every_saved
+def test_there_is_no_pickle_on_disk(name: str, tmp_path: Path, generator: torch.Generator) -> None:
+    SAVED[name](generator).save(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.suffix in (".json", ".safetensors")
+        with pytest.raises((pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, AttributeError)):
+            pickle.loads(path.read_bytes())
+
+
+def test_your_own_energy_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="your own energy has no architecture to save"):
+        bowl().save(tmp_path / "policy")
+    assert not (tmp_path / "policy").exists()
+
+
+def test_your_own_schedule_cannot_be_saved(tmp_path: Path, generator: torch.Generator) -> None:
+    sampler = Langevin("ibc", schedule=lambda k, n: 0.1)
+    policy = network_policy(Network(width=8), generator, sampler=sampler)
+    with pytest.raises(TypeError, match="function cannot be saved"):
+        policy.save(tmp_path / "policy")
+    assert not (tmp_path / "policy").exists()
+
+
+@pytest.fixture
+def saved(tmp_path: Path, generator: torch.Generator) -> Path:
+    SAVED["everything else"](generator).save(tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+def rewrite(where: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> None:
+    """A bundle whose checksums are right and whose content is not."""
+    header, tensors = load_bundle(where, "cebm.policy", 1)
+    change(header, tensors)
+    shutil.rmtree(where)
+    version = header["version"]
+    content = {k: v for k, v in header.items() if k not in ("format", "version", "tensors", "sha256", "header_sha256")}
+    save_bundle(where, "cebm.policy", version, content, tensors)
+
+
+def refused(where: Path, message: str) -> None:
+    with pytest.raises(StorageError, match=message) as caught:
+        load(where)
+    assert str(where) in str(caught.value)
+
+
+HEADER = ["kind", "network", "obs_margin", "act_margin", "history", "horizon", "sampler", "candidates"]
+BOXES = ["obs_box.centre", "obs_box.scale", "act_box.centre", "act_box.scale"]
+
+
+@pytest.mark.parametrize("key", HEADER)
+def test_a_missing_setting_is_named(key: str, saved: Path) -> None:
+    rewrite(saved, lambda header, tensors: header.pop(key))
+    refused(saved, f"'{key}' is missing")
+
+
+@pytest.mark.parametrize("key", [*BOXES, "energy.first.weight", "energy.last.bias"])
+def test_a_missing_tensor_is_named(key: str, saved: Path) -> None:
+    rewrite(saved, lambda header, tensors: tensors.pop(key))
+    refused(saved, key.removeprefix("energy."))
+
+
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("energy.first.weight", (16, 5), r"weights do not fit the architecture.*\s.*first\.weight"),
+        ("energy.last.bias", (2,), r"weights do not fit the architecture.*\s.*last\.bias"),
+        ("energy.unknown", (2,), "unknown"),
+        ("act_box.centre", (3,), ""),
+        ("obs_box.scale", (1,), ""),
+        ("low", (3,), ""),
+        ("high", (1,), ""),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], message: str, saved: Path) -> None:
+    rewrite(saved, lambda header, tensors: tensors.update({name: torch.ones(shape)}))
+    refused(saved, message)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"kind": "RandomPolicy"}, "unknown kind of policy 'RandomPolicy'"),
+        ({"kind": "ExplicitPolicy"}, "a 'mlp' network does not make an ExplicitPolicy"),
+        ({"act_margin": -1.0}, "margin must be at least 0"),
+        ({"history": 7}, "history must be at least 1 and divide 2 dimensions, got 7"),
+        ({"sampler": {"type": "Gibbs"}}, "unknown type 'Gibbs'"),
+        ({"sampler": {"type": "MALA"}}, r"MALA: missing \['adapt'"),
+        ({"network": {"type": "Langevin"}}, "unknown type 'Langevin'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message: str, saved: Path) -> None:
+    rewrite(saved, lambda header, tensors: header.update(change))
+    refused(saved, message)
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, -1.0])
+def test_units_that_make_no_sense_are_refused(value: float, saved: Path) -> None:
+    rewrite(saved, lambda header, tensors: tensors["obs_box.scale"].fill_(value))
+    refused(saved, "scale")
+
+
+def test_altered_newer_and_missing_files_are_refused(saved: Path, tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "No such file")
+    (tensors,) = saved.glob("*.safetensors")
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    refused(saved, "damaged or altered")
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    load(saved)
+    header = saved / "header.json"
+    text = header.read_text()
+    header.write_text(text.replace('"candidates": 32', '"candidates": 33'))
+    assert header.read_text() != text
+    refused(saved, "damaged or altered")
+    header.write_text(text)
+    rewrite(saved, lambda header, tensors: header.update(version=2))
+    refused(saved, "written by a newer cebm")
+
+
+def test_what_is_saved_is_legible(saved: Path) -> None:
+    """A person can read the settings."""
+    header = json.loads((saved / "header.json").read_text())
+    assert header["network"]["kind"] == "mlp" and header["sampler"]["noise"] == 0.01 and header["history"] == 2
+
+
+# -------------------------------------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize("kind", ["mlp", "residual", "regression", "mixture-density"])
+def test_a_network_is_built_as_described(kind: str, generator: torch.Generator) -> None:
+    network = Network(kind, 24, 3, components=5, init="torch")  # type: ignore[arg-type]
+    energy: EnergyModel = network.build(3, 2, generator)
+    assert (energy.obs_dim, energy.act_dim) == (3, 2)
+    assert network.explicit == (kind in ("regression", "mixture-density"))
+    first, last = list(energy.parameters())[0], list(energy.parameters())[-1]
+    assert first.shape[0] == 24
+    assert last.shape[0] == {"regression": 2, "mixture-density": 5 * (1 + 2 * 2)}.get(kind, 1)
+    hidden = [p for p in energy.parameters() if p.shape == (24, 24)]
+    assert len(hidden) == (6 if kind == "residual" else 2)
+
+
+def test_network_settings_reach_the_energy(generator: torch.Generator, unchecked_shapes: None) -> None:
+    assert Network(width=8, dropout=0.25).build(1, 1).dropout == 0.25
+    assert Network(width=8, spectral_norm=True).build(1, 1).last.spectral_norm
+    assert Network(width=64, init="normal").build(1, 1, generator).first.bias.abs().max() > 1e-3
+    with pytest.raises(ValueError, match="kind: there is no 'transformer' network"):
+        Network("transformer").build(1, 1)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------- the runner
+
+
+@dataclass(frozen=True, eq=False)
+class Echo(Policy):
+    """Answers with the step count and its own plan: action h of a chunk is 10 · calls + h. Records its calls."""
+
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def propose(self, obs: Any, **options: Any) -> Proposal:
+        self.calls.append({"obs": np.array(obs), **options})
+        rows, dim = len(obs), self.act_box.dim
+        action = (10.0 * len(self.calls) + torch.arange(dim)).repeat(rows, 1)
+        return Proposal(action, torch.zeros(rows), action.unsqueeze(1), torch.zeros(rows, 1))
+
+
+def echo(history: int = 1, horizon: int = 1, obs_dim: int = 1) -> Echo:
+    def box(dim: int) -> Box:
+        return Box.from_bounds([-100.0] * dim, [100.0] * dim)
+
+    energy = Penalty(lambda obs, actions: actions[..., 0], history * obs_dim, horizon)
+    return Echo(energy, box(history * obs_dim), box(horizon), history=history, horizon=horizon)
+
+
+def column(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+def test_history_begins_with_the_first_observation_repeated() -> None:
+    policy = echo(history=3)
+    runner = Runner(policy)
+    for step in range(5):
+        runner.act(column(step, step + 0.5))
+    windows = [call["obs"].tolist() for call in policy.calls]
+    assert [row[0] for row in windows] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert [row[1] for row in windows] == [[x + 0.5 for x in row[0]] for row in windows]
+
+
+def test_history_of_wide_observations_is_oldest_first() -> None:
+    policy = echo(history=2, obs_dim=2)
+    runner = Runner(policy)
+    runner.act(np.array([[1.0, 2.0]]))
+    runner.act(np.array([[3.0, 4.0]]))
+    assert policy.calls[1]["obs"].tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "execute, calls", [(None, [1, 1, 1, 2, 2, 2, 3]), (2, [1, 1, 2, 2, 3, 3, 4]), (1, range(1, 8))]
+)
+def test_chunks_are_played_out(execute: int | None, calls: list[int]) -> None:
+    policy = echo(horizon=3)
+    runner = Runner(policy, execute=execute)
+    played = [runner.act(column(step, step)) for step in range(7)]
+    length = execute or 3
+    assert all(action.shape == (2, 1) for action in played)
+    expected = [10 * call + step % length for step, call in enumerate(calls)]
+    assert [float(action[1, 0]) for action in played] == expected
+
+
+def test_history_goes_on_while_a_chunk_is_played() -> None:
+    policy = echo(history=2, horizon=3)
+    runner = Runner(policy)
+    for step in range(4):
+        runner.act(column(step))
+    assert [call["obs"].tolist() for call in policy.calls] == [[[0, 0]], [[2, 3]]]
+
+
+def test_reset_forgets_everything() -> None:
+    policy = echo(history=2, horizon=2)
+    runner = Runner(policy, warm_start=True)
+    runner.act(column(1.0, 2.0))
+    runner.reset()
+    assert runner.act(column(7.0))[0, 0] == 20  # a new call, another number of episodes
+    assert policy.calls[1]["obs"].tolist() == [[7, 7]] and policy.calls[1]["previous"] is None
+
+
+def test_a_warm_start_hands_the_last_action_back() -> None:
+    policy = echo()
+    cold, warm = Runner(policy), Runner(policy, warm_start=True)
+    for runner in (cold, warm):
+        for step in range(2):
+            runner.act(column(step, step))
+    previous = [call["previous"] for call in policy.calls]
+    assert previous[0] is previous[1] is previous[2] is None
+    assert previous[3].tolist() == [[30.0], [30.0]]
+
+
+def test_a_warm_start_of_a_chunk_is_what_was_not_played() -> None:
+    policy = echo(horizon=4)
+    runner = Runner(policy, execute=3, warm_start=True)
+    for step in range(4):
+        runner.act(column(step))
+    assert policy.calls[1]["previous"].tolist() == [[13.0, 13.0, 13.0, 13.0]]
+    policy = echo(horizon=4)
+    runner = Runner(policy, execute=1, warm_start=True)
+    for step in range(2):
+        runner.act(column(step))
+    assert policy.calls[1]["previous"].tolist() == [[11.0, 12.0, 13.0, 13.0]]
+
+
+def test_effort_and_generator_go_to_the_policy(generator: torch.Generator) -> None:
+    policy = echo()
+    Runner(policy, generator=generator, candidates=7, steps=3).act(column(0))
+    (call,) = policy.calls
+    assert call["candidates"] == 7 and call["steps"] == 3 and call["generator"] is generator
+
+
+def test_arrays_may_be_reused_by_the_caller() -> None:
+    """An environment that writes its observations into one array, and a user who changes the action."""
+    policy = echo(history=2)
+    runner = Runner(policy, warm_start=True)
+    buffer = column(1.0)
+    action = runner.act(buffer)
+    action += 1000
+    buffer[:] = 2.0
+    runner.act(buffer)
+    assert policy.calls[1]["obs"].tolist() == [[1, 2]]
+    assert policy.calls[1]["previous"].tolist() == [[10.0]]
+
+
+def test_runners_of_one_policy_are_apart() -> None:
+    policy = echo(history=2, horizon=2)
+    one, other = Runner(policy), Runner(policy)
+    assert one.act(column(1.0))[0, 0] == 10
+    assert other.act(column(5.0))[0, 0] == 20
+    assert one.act(column(2.0))[0, 0] == 11
+    assert other.act(column(6.0))[0, 0] == 21
+    one.act(column(3.0))
+    assert policy.calls[2]["obs"].tolist() == [[2, 3]]
+
+
+def test_a_runner_around_a_real_policy_keeps_its_mode() -> None:
+    """The end of the story: cold the policy would sit at +0.6, warm it stays where it was put."""
+    policy = two_modes()
+    runner = Runner(policy, warm_start=True)
+    obs = np.zeros((3, 1), np.float32)
+    assert np.abs(runner.act(obs) - 0.6).max() < 0.1
+    runner._last = np.full((3, 1), -0.6, np.float32)
+    for _ in range(5):
+        assert np.abs(runner.act(obs) + 0.6).max() < 0.08
+
+
+@pytest.mark.parametrize("execute", [0, 4, -1])
+def test_execute_is_within_the_horizon(execute: int) -> None:
+    with pytest.raises(ValueError, match=f"execute must be between 1 and the policy's horizon 3, got {execute}"):
+        Runner(echo(horizon=3), execute=execute)
+
+
+def test_another_number_of_episodes_needs_a_reset() -> None:
+    runner = Runner(echo(horizon=2))
+    runner.act(column(1.0, 2.0))
+    with pytest.raises(ValueError, match="obs has 1 rows, the episodes under way are 2; reset first"):
+        runner.act(column(1.0))
