@@ -21,8 +21,10 @@ from cebm.certificate import (
     LateFall,
     Skewed,
     Target,
+    _certificate,
     _estimate,
     _run,
+    _verdict,
     analytic_targets,
     certify,
     conclusion,
@@ -60,7 +62,7 @@ def moments(target: Target, dim: int) -> tuple[float, float, float]:
             energy, slope = exact.terms(point)
             return math.exp(-float(energy[dim])) * function(y, float(slope[dim]))
 
-        return integrate.quad(integrand, low, high, points=[-1.0, 0.0, 0.4, 1.0], limit=200, epsabs=0, epsrel=1e-9)[0]
+        return integrate.quad(integrand, low, high, points=[-1.0, 0.0, 0.4, 1.0], limit=200, epsrel=1e-8)[0]
 
     total = integral(lambda y, slope: 1.0)
     mean = integral(lambda y, slope: y) / total
@@ -127,24 +129,25 @@ def exact_chain(formulation: str, steps: int = 50) -> tuple[np.ndarray, np.ndarr
     return offset / s, np.sqrt(variance) / s
 
 
-def test_known_values_of_many_chains(generator: torch.Generator) -> None:
-    for formulation, issue in (("ibc", 0.956), ("correct", 0.022)):
-        mean, std = exact_chain(formulation)
-        worst = np.abs(std - 1).max()
-        assert worst == pytest.approx(issue, abs=1e-3)
-        for _ in range(5):
-            row = certified(f"langevin-{formulation}", Gaussian(), "chains", generator)
-            # The standard error of a standard deviation is std/√(2n); the largest of two dimensions is reported.
-            # The ibc chain still remembers its uniform start, which only narrows the distribution's tails.
-            assert row.std_error < worst + Z * std.max() / math.sqrt(2 * 999)
-            assert row.mean_error < np.abs(mean).max() + Z * std.max() / math.sqrt(1000)
-            assert row.std_sampling_error == pytest.approx(std.max() / math.sqrt(2000), rel=0.5) or formulation == "ibc"
-            if formulation == "ibc":
-                assert row.std_error > worst - Z * std.min() / math.sqrt(2 * 999)
-                assert row.verdict == "does not sample"
-            else:
-                assert row.verdict == "samples the target"
-            assert (row.chains, row.steps, row.acceptance, row.clipped, row.border) == (1000, 50, None, 0, None)
+@pytest.mark.parametrize(
+    ("formulation", "known", "verdict"), [("ibc", 0.956, "does not sample"), ("correct", 0.0235, "samples the target")]
+)
+def test_known_values_of_many_chains(formulation: str, known: float, verdict: str, generator: torch.Generator) -> None:
+    mean, std = exact_chain(formulation)
+    errors = np.abs(std - 1)
+    assert errors.max() == pytest.approx(known, abs=5e-4)
+    # The standard error of a standard deviation is std/√(2n), for 1000 chains; the largest error is reported. (The
+    # slow dimension of ibc is still partly the uniform start, whose short tails only make it smaller.)
+    band = Z * std / math.sqrt(2 * 999)
+    for _ in range(5):
+        row = certified(f"langevin-{formulation}", Gaussian(), "chains", generator)
+        assert (errors - band).max() < row.std_error < (errors + band).max()
+        assert row.mean_error < (np.abs(mean) + Z * std / math.sqrt(1000)).max()
+        assert row.verdict == verdict
+        assert (row.chains, row.steps, row.acceptance, row.clipped, row.border) == (1000, 50, None, 0, None)
+    if formulation == "correct":
+        assert row.std_sampling_error == pytest.approx(1 / math.sqrt(2000), rel=0.35)
+        assert row.mean_sampling_error == pytest.approx(1 / math.sqrt(1000), rel=0.15)
 
 
 def test_known_values_of_the_single_chain(generator: torch.Generator) -> None:
@@ -154,13 +157,13 @@ def test_known_values_of_the_single_chain(generator: torch.Generator) -> None:
     assert row.verdict == "does not sample"
     assert 1 - 0.044 * 1.6 < row.std_error < 1 - 0.044 * 0.35
     assert row.temperature is not None and row.temperature < 0.01
-    row = certified("langevin-correct", Gaussian(), "single", generator)
+    states, info = _run(partial(named_sampler, "langevin-correct"), Gaussian(), "single", generator)
+    row = _certificate("langevin-correct", Gaussian(), "single", states, info, 0.1)
     assert row.verdict == "samples the target"
     assert row.std_error < 0.65
     assert 0.05 < row.std_sampling_error < 0.3
     assert row.steps == 4000
     # The typical error, over the replicas: 0.12 says the issue; a median of 64 has a standard error of 0.015.
-    states, _ = _run(partial(named_sampler, "langevin-correct"), Gaussian(), "single", generator)
     assert states.shape == (64, 1000, 2)
     errors = (states.double().std(1) / torch.tensor([0.1, 0.2]) - 1).abs().amax(1)
     assert 0.12 - 0.07 < errors.median() < 0.12 + 0.07
@@ -179,7 +182,7 @@ def test_the_reach_of_chance_is_students_quantile() -> None:
 
 @TARGETS
 def test_mala_samples_every_target(target: Target, generator: torch.Generator) -> None:
-    for run in ("chains", "single"):
+    for run in ("chains", "single") if target.name in ("double-well", "box") else ("chains",):
         row = certified("mala", target, run, generator)
         assert row.verdict == "samples the target", row
         assert row.acceptance is not None and 0.3 < row.acceptance < 0.9
@@ -201,7 +204,8 @@ def test_ibc_and_the_optimisers_sample_nothing(target: Target, generator: torch.
         assert certified(name, target, "chains", generator).verdict == "does not sample"
 
 
-def test_a_chain_that_stands_still_does_not_sample(generator: torch.Generator) -> None:
+def test_a_chain_that_stands_still_does_not_sample(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 1500)
     row = certified("derivative-free", DoubleWell(), "single", generator)
     assert row.verdict == "does not sample"
     assert row.std_error == pytest.approx(1, abs=1e-6)
@@ -270,11 +274,13 @@ def test_a_users_correct_sampler_is_certified(sampler: object, generator: torch.
 def test_a_planted_missing_root_of_two_is_caught(sampler: object, generator: torch.Generator) -> None:
     for row in certify(sampler, [Gaussian(), Skewed()], ["chains"], generator):
         assert row.failed, row
-    row = certify(sampler, [Gaussian()], ["single"], generator)[0]
-    assert row.failed and row.steps == 4000, "64 replicas see what one chain cannot"
+    if isinstance(sampler, Plain):
+        row = certify(sampler, [Gaussian()], ["single"], generator)[0]
+        assert row.failed and row.steps == 4000, "64 replicas see what one chain cannot"
 
 
-def test_a_planted_flipped_sign_is_caught(generator: torch.Generator) -> None:
+def test_a_planted_flipped_sign_is_caught(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 2000)
     rows = certify(Mine(sign=-1.0), [Gaussian()], generator=generator)
     assert [row.verdict for row in rows] == ["does not sample"] * 2
     diverged = rows[1]
@@ -283,30 +289,22 @@ def test_a_planted_flipped_sign_is_caught(generator: torch.Generator) -> None:
     table(rows)
 
 
-def test_too_noisy_to_tell_is_inconclusive(generator: torch.Generator) -> None:
-    """A right sampler that hardly moves: nothing is wrong with its chains except that they say nothing."""
-    moments = torch.tensor(Gaussian().mean), torch.tensor(Gaussian().std)
+def test_the_rule_of_the_verdict() -> None:
+    def verdict(error: float, reach: float, border: float | None = None) -> str:
+        fine = (np.zeros(2), np.full(2, 0.1), 0.1)
+        return _verdict([fine, (np.array([0.0, error]), np.array([0.0, reach]), 0.1)], border)
 
-    class Slow(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.init = self._start_at_the_target
-
-        def _start_at_the_target(
-            self, energy: EnergyModel, context: Tensor, start: Tensor, generator: torch.Generator
-        ) -> ChainState:
-            mean, std = moments
-            return ChainState(mean + std * torch.randn(start.shape, generator=generator))
-
-    row = certify(Slow(), [Gaussian()], ["chains"], generator, tolerance=0.0)[0]
-    assert row.passed or row.failed
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cebm.certificate.CHAINS", 12)
-        row = certify(Slow(), [Gaussian()], ["chains"], generator)[0]
-    assert row.verdict in ("inconclusive", "biased", "does not sample")
+    assert verdict(0.19, 0.1) == "samples the target"
+    assert verdict(0.21, 0.1) == "biased"
+    assert verdict(0.61, 0.1) == "does not sample"
+    assert verdict(math.nan, 0.1) == "does not sample"
+    assert verdict(0.55, 0.51) == "inconclusive", "an error of 0.5 would have passed"
+    assert verdict(0.0, 0.1, border=0.005) == "samples the target"
+    assert verdict(0.0, 0.1, border=0.02) == "biased"
 
 
-def test_a_function_follows_the_target(generator: torch.Generator) -> None:
+def test_a_function_follows_the_target(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 1500)
     seen = []
 
     def make(target: Target, steps: int) -> MALA:
@@ -314,7 +312,7 @@ def test_a_function_follows_the_target(generator: torch.Generator) -> None:
         return MALA(steps, target.step_sizes[0], adapt=steps // 2, margin=target.margin)
 
     rows = certify(make, [Gaussian()], generator=generator, name="tuned")
-    assert seen == [("gaussian", 50), ("gaussian", 4000)]
+    assert seen == [("gaussian", 50), ("gaussian", 1500)]
     assert all(row.passed and row.sampler == "tuned" for row in rows)
 
 
@@ -326,16 +324,16 @@ def test_other_dimensions_too(generator: torch.Generator) -> None:
 def test_bad_arguments_are_named(generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match=r"not the class Mine: give Mine\(\.\.\.\)"):
         certify(Mine)
-    with pytest.raises(ValueError, match="sampler must have steps, init and step"):
-        certify(3)
     with pytest.raises(ValueError, match="tolerance"):
         certify(Mine(), tolerance=-1.0)
-    with pytest.raises(ValueError, match="'mala', got 'nuts'|mala, .*got 'nuts'"):
+    with pytest.raises(ValueError, match=r"sampler must be one of langevin-ibc, .*, got 'nuts'"):
         named_sampler("nuts", Gaussian(), 10)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_an_unknown_run_is_named(generator: torch.Generator) -> None:
+def test_bad_arguments_are_named_without_shape_checks_too(generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match="sampler must have steps, init and step, or be a function: int is neither"):
+        certify(3)
     with pytest.raises(ValueError, match="runs must hold 'chains' or 'single', got 'both'"):
         certify(Mine(), runs=["both"], generator=generator)
 
@@ -375,7 +373,8 @@ def test_the_conclusion_says_where_a_sampler_fails(generator: torch.Generator) -
     assert conclusion([bad]) == "other fails on every target."
 
 
-def test_the_figure_shows_both_on_the_same_axes(generator: torch.Generator) -> None:
+def test_the_figure_shows_both_on_the_same_axes(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 2000)
     drawn = figure(generator)
     ibc, correct = drawn.axes
     assert ibc.get_xlim() == correct.get_xlim() and ibc.get_ylim() == correct.get_ylim()

@@ -181,7 +181,7 @@ def test_the_regression_energy_is_half_the_squared_error(generator: torch.Genera
 
 def test_minimising_the_regression_energy_is_least_squares(generator: torch.Generator) -> None:
     """A linear network against the normal equations. The curvature's eigenvalues are those of the inputs' second
-    moments, so the error of gradient descent is known to be far below the tolerance after 400 steps."""
+    moments, so the steps that gradient descent needs are known beforehand."""
     inputs = torch.randn(50, OBS, generator=generator, dtype=torch.float64)
     targets = torch.randn(50, ACT, generator=generator, dtype=torch.float64)
     energy = RegressionEnergy(OBS, ACT, 8, 0, generator=generator).double()

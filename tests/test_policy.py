@@ -342,7 +342,7 @@ def test_a_budget_is_kept_on_a_clock(budget: float, batch: int, monkeypatch: pyt
     policy = clocked(clock, 0.5, 0.01)
     count = policy.candidates_within(budget, batch)
     # 2 (0.5 + 0.01 batch n) = 0.8 budget.
-    assert count == pytest.approx((0.8 * budget / 2 - 0.5) / (0.01 * batch), abs=1)
+    assert count == pytest.approx((0.8 * budget / 2 - 0.5) / (0.01 * batch), abs=1.5)
     for _ in range(2):  # measured once, not at every call
         began = clock.now
         proposal = policy.propose(np.zeros((batch, 1)), budget_ms=budget)
@@ -363,19 +363,19 @@ def test_more_steps_leave_room_for_fewer_candidates(monkeypatch: pytest.MonkeyPa
     clock = Clock()
     monkeypatch.setattr(cebm.policy, "perf_counter", clock)
     policy = clocked(clock, 0.1, 0.01)
-    assert policy.candidates_within(10.0, steps=9) == pytest.approx((8 / 10 - 0.1) / 0.01, abs=1)
-    assert policy.candidates_within(10.0) == pytest.approx((8 / 2 - 0.1) / 0.01, abs=1)
+    assert policy.candidates_within(10.0, steps=9) == pytest.approx((8 / 10 - 0.1) / 0.01, abs=1.5)
+    assert policy.candidates_within(10.0) == pytest.approx((8 / 2 - 0.1) / 0.01, abs=1.5)
 
 
 def test_a_budget_on_the_real_clock(generator: torch.Generator) -> None:
     """Loose, since the machine is shared: more time never means fewer candidates, and there is always one."""
     policy = bowl()
-    counts = [policy.candidates_within(budget) for budget in (1e-3, 1.0, 4.0, 16.0)]
+    counts = [policy.candidates_within(budget) for budget in (1e-3, 10.0, 100.0, 1000.0)]
     assert counts[0] == 1 and counts == sorted(counts) and counts[-1] > 1
     obs = random_obs(1, generator)[0]
-    proposal = policy.propose(obs, budget_ms=16.0)
+    proposal = policy.propose(obs, budget_ms=1000.0)
     assert proposal.candidates.shape[1] == counts[-1]
-    assert policy.act(obs, budget_ms=16.0).shape == (2,)
+    assert policy.act(obs, budget_ms=1000.0).shape == (2,)
 
 
 # -------------------------------------------------------------------------------------------- warm starts
@@ -620,7 +620,9 @@ def test_a_saved_policy_acts_the_same_bit_for_bit(name: str, tmp_path: Path, gen
         values, again = getattr(one, item.name), getattr(other, item.name)
         assert torch.equal(values.nan_to_num(-1), again.nan_to_num(-1)), item.name
     assert np.array_equal(policy.act(obs), loaded.act(obs))
-    assert np.ptp(policy.act(obs), axis=0).min() > 0, "all actions are equal: this shows nothing"
+    stranger = SAVED[name](generator).propose(obs, candidates=9)
+    same = torch.equal(stranger.energies, one.energies) and torch.equal(stranger.candidates, one.candidates)
+    assert not same, "other weights give the same: this shows nothing"
     for item in fields(policy):
         if item.name in ("network", "history", "horizon", "sampler", "candidates"):
             assert getattr(loaded, item.name) == getattr(policy, item.name)
@@ -724,13 +726,16 @@ def test_a_missing_tensor_is_named(key: str, saved: Path) -> None:
         ("energy.first.weight", (16, 5), r"weights do not fit the architecture.*\s.*first\.weight"),
         ("energy.last.bias", (2,), r"weights do not fit the architecture.*\s.*last\.bias"),
         ("energy.unknown", (2,), "unknown"),
-        ("act_box.centre", (3,), ""),
-        ("obs_box.scale", (1,), ""),
-        ("low", (3,), ""),
-        ("high", (1,), ""),
+        ("act_box.centre", (3,), "centre and scale must be vectors of one length"),
+        ("obs_box.scale", (1,), "centre and scale must be vectors of one length"),
+        ("obs_box.centre", (2, 2), "centre and scale must be vectors of one length"),
+        ("low", (3,), r"low has shape \(3,\), actions have 2 dimensions"),
+        ("high", (1,), r"high has shape \(1,\), actions have 2 dimensions"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], message: str, saved: Path) -> None:
+def test_shapes_that_do_not_fit_are_refused(
+    name: str, shape: tuple[int, ...], message: str, saved: Path, unchecked_shapes: None
+) -> None:
     rewrite(saved, lambda header, tensors: tensors.update({name: torch.ones(shape)}))
     refused(saved, message)
 
@@ -793,7 +798,7 @@ def test_a_network_is_built_as_described(kind: str, generator: torch.Generator) 
     energy: EnergyModel = network.build(3, 2, generator)
     assert (energy.obs_dim, energy.act_dim) == (3, 2)
     assert network.explicit == (kind in ("regression", "mixture-density"))
-    first, last = list(energy.parameters())[0], list(energy.parameters())[-1]
+    first, *_, last = energy.parameters()
     assert first.shape[0] == 24
     assert last.shape[0] == {"regression": 2, "mixture-density": 5 * (1 + 2 * 2)}.get(kind, 1)
     hidden = [p for p in energy.parameters() if p.shape == (24, 24)]

@@ -9,28 +9,21 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "spaces": ["Box"],
-    "energy": [
-        "EnergyModel",
-        "MLPEnergy",
-        "ResidualEnergy",
-        "MarginalEnergy",
-        "JointEnergy",
-        "ModuleEnergy",
-        "Penalty",
-    ],
-    "samplers": [
-        "Langevin",
-        "MALA",
-        "DerivativeFree",
-        "Constant",
-        "Polynomial",
-        "Exponential",
-        "Collect",
-        "run",
-    ],
+    "spaces": "Box",
+    "energy": "EnergyModel MLPEnergy ResidualEnergy MarginalEnergy JointEnergy ModuleEnergy Penalty WeightedSum",
+    "samplers": "Langevin MALA DerivativeFree Constant Polynomial Exponential Collect run",
+    "certificate": "certify Certificate",
+    "negatives": "Negatives Uniform GaussianMixture InBatch ShortChains LongChain Replay MarginalActionSampler Mixture",
+    "demonstrations": "Demonstrations DemonstrationError",
+    "envs": "ParticleTask BatchedParticle ParticleEnv ParticleExpert collect_particle",
+    "policy": "ImplicitPolicy ExplicitPolicy Network Proposal Runner load",
+    "evaluation": "Evaluation evaluate wilson_interval",
+    "trials": "TRIALS Trial",
+    "training": "Job Trainer fit resume train",
+    "regressor": "ConditionalEBMRegressor",
+    "report": "write_report",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = ["__version__", *_MODULE_OF]
 

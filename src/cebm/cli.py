@@ -62,7 +62,100 @@ class Bench:
             print(row.to_json() if self.json else row, flush=True)
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"certify": Certify, "bench": Bench}
+@dataclass(frozen=True)
+class Demos:
+    """Writes demonstrations of a scripted expert."""
+
+    task: tyro.conf.Positional[Literal["particle"]]
+    """The task: two goals to visit, one after the other."""
+    out: Path
+    """An `.npz` file, or a folder of memory-mapped arrays."""
+    dim: int = 2
+    """Dimensions of the space."""
+    episodes: int = 300
+    """Episodes to demonstrate."""
+    seed: int = 0
+    """Decides the episodes."""
+    steps: int = 50
+    """Control steps in an episode."""
+    wait: int = 0
+    """Control steps that the expert stays at its first goal."""
+    random_order: bool = False
+    """The expert visits the goals in a random order."""
+    hide_velocity: bool = False
+    """Leave the velocity out of the observation."""
+
+    def __call__(self) -> None:
+        from cebm.envs.particle import ParticleTask, collect_particle
+
+        settings = {name: getattr(self, name) for name in ("dim", "steps", "wait", "random_order", "hide_velocity")}
+        demonstrations = collect_particle(ParticleTask(**settings), self.episodes, self.seed)
+        demonstrations.save(self.out)
+        print(f"{demonstrations.summary()}\n{self.out}")
+
+
+@dataclass(frozen=True)
+class Train:
+    """Trains a recipe: `cebm train TRIAL …`, or `cebm train --resume RUN`. `cebm train --help` lists the trials,
+    `cebm train TRIAL --help` every setting."""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Rolls a trained policy out: success rate with its interval, distances, time per action."""
+
+    run: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    env: str | None = None
+    """A registered Gymnasium environment; by default the run's own particle task."""
+    episodes: int = 100
+    """Episodes to roll out."""
+    seed: int | None = None
+    """Of the episodes; by default the test seed, which no checkpoint was chosen by."""
+    candidates: int | None = None
+    """Candidates of the search; by default the policy's own."""
+    budget_ms: float | None = None
+    """As many candidates as fit this many milliseconds per call."""
+    warm_start: bool = False
+    """Start each search at the previous action."""
+    last: bool = False
+    """The last policy of the run instead of the best one."""
+    threads: int | None = None
+    """Threads for torch."""
+    device: str = "cpu"
+    """Where to act."""
+    json: bool = False
+    """Print the summary as one JSON object."""
+
+    def __call__(self) -> None:
+        from cebm.commands import evaluate_run
+
+        evaluate_run(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One self-contained page about one or several runs."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories."""
+    out: Path = Path("report.html")
+    """The page to write."""
+
+    def __call__(self) -> None:
+        from cebm.commands import report_runs
+
+        report_runs(list(self.runs), self.out)
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "demos": Demos,
+    "train": Train,
+    "eval": Eval,
+    "report": Report,
+    "certify": Certify,
+    "bench": Bench,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,14 +165,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")
         return
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="cebm",
-        description="Conditional energy-based models for implicit policies. `cebm --version` prints the version.",
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
     try:
+        if arguments[:1] == ["train"]:  # its settings are those of the trials, which need torch
+            from cebm.commands import train_command
+
+            command: Callable[[], None] = train_command(arguments[1:])
+        else:
+            command = tyro.extras.subcommand_cli_from_dict(
+                COMMANDS,
+                prog="cebm",
+                description="Conditional energy-based models for implicit policies. --version prints the version.",
+                args=arguments,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
         command()
     except BrokenPipeError:  # the reader has enough, as in `cebm certify --json | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -89,3 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, ImportError) as error:
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        from cebm.training import Interrupted, TrainingError
+
+        if not isinstance(error, Interrupted | TrainingError):
+            raise
+        print(f"cebm: {error}", file=sys.stderr)
+        sys.exit(130 if isinstance(error, Interrupted) else 1)

@@ -97,7 +97,8 @@ def evaluate(
     stepper = Runner(policy, generator=generator, **runner)
     roll = _particle_rows if isinstance(env, ParticleTask) else _gymnasium_rows
     rows, last_obs = roll(stepper, env, episodes, seed)  # type: ignore[arg-type]
-    times = [_action_ms(stepper, last_obs[i % len(last_obs)]) for i in range(latency_calls + 1)][1:]
+    calls = latency_calls + 1 if latency_calls else 0  # one more, which pays for warming up
+    times = [_action_ms(stepper, last_obs[i % len(last_obs)]) for i in range(calls)][1:]
     p50, p99 = np.percentile(times, [50, 99]) if times else (math.nan, math.nan)
     return Evaluation(rows, seed, perf_counter() - began, float(p50), float(p99))
 

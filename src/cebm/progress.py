@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 
 class ProgressBar:
@@ -39,7 +39,7 @@ class ProgressBar:
                 self._console.print(done, highlight=False, markup=False)
         self._bar.update(self._task, completed=row["step"], numbers=f"{self._train}  {self._evaluation}")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ProgressBar":
         if self._console.is_terminal:
             self._bar.start()
         return self

@@ -1,7 +1,7 @@
 """scikit-learn's way in: regression whose answer is a set and not a number. Needs the extra `cebm[sklearn]`."""
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         self.candidates = candidates
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> "ConditionalEBMRegressor":
         """X [rows, features], y [rows] or [rows, outputs]."""
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
         targets = np.asarray(y, np.float32)

@@ -96,13 +96,19 @@ def demonstrations_of(job: Job) -> tuple[Demonstrations, Demonstrations, Particl
         training = collect_particle(job.task, job.episodes, job.seed)
         return training, collect_particle(job.task, max(20, job.episodes // 10), VALIDATION_SEED), job.task
     demonstrations = Demonstrations.load(job.data)
-    task = job.task
-    if task is None and demonstrations.metadata.get("env") == ENV_ID:
-        task = ParticleTask(**demonstrations.metadata["task"])
+    task = task_of(job, demonstrations)
     if demonstrations.episodes == 1:
         return demonstrations, demonstrations, task
     training, validation = demonstrations.split(0.1, job.seed)
     return training.select(range(min(job.episodes, training.episodes))), validation, task
+
+
+def task_of(job: Job, demonstrations: Demonstrations | None = None) -> ParticleTask | None:
+    """The particle task of a run: its own, or the one that the header of its data names."""
+    if job.task is not None or job.data is None:
+        return job.task
+    metadata = (demonstrations or Demonstrations.load(job.data)).metadata
+    return ParticleTask(**metadata["task"]) if metadata.get("env") == ENV_ID else None
 
 
 class Trainer:

@@ -5,7 +5,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -13,6 +13,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, UInt8
 from markupsafe import Markup, escape
+
+Value = float | int
+Place = Callable[[Value], Value]
 
 # Okabe & Ito (2008), told apart by every kind of colour vision; their yellow is too faint for a line on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
@@ -44,7 +47,7 @@ def viridis() -> UInt8[np.ndarray, "256 3"]:
     return np.stack(channels, 1).round().astype(np.uint8)
 
 
-def heat_map(values: Float[np.ndarray, "rows columns"], low: float, high: float) -> str:
+def heat_map(values: Float[np.ndarray, "rows columns"], low: Value, high: Value) -> str:
     """A PNG as a data URI: `low` is dark, `high` and all above it bright, NaN bright too, with a square root between
     them, which keeps the valleys apart. The first row is on top."""
     scaled = np.nan_to_num((values - low) / max(high - low, 1e-12), nan=1.0)
@@ -66,7 +69,7 @@ def png_uri(pixels: UInt8[np.ndarray, "rows columns"]) -> str:
 # ---------------------------------------------------------------------------------------------- numbers
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
+def ticks(low: Value, high: Value, most: int = 6) -> list[Value]:
     """Round numbers (1, 2 or 5 times a power of ten apart) within [low, high], `most` of them or fewer."""
     if not high > low:
         return [low]
@@ -80,7 +83,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 
-def tick_labels(values: Sequence[float]) -> list[str]:
+def tick_labels(values: Sequence[Value]) -> list[str]:
     """As many decimals as tell neighbours apart."""
     step = min((b - a for a, b in pairwise(values)), default=0.0)
     if step <= 0 or max(map(abs, values)) >= 1e6 or step < 1e-4:
@@ -89,7 +92,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     return [f"{value:,.{decimals}f}".replace("-", "−") if value else "0" for value in values]
 
 
-def number(value: float | None) -> str:
+def number(value: Value | None) -> str:
     """Three significant digits, thousands grouped; − and not a hyphen."""
     if value is None or math.isnan(value):
         return "–"
@@ -113,12 +116,12 @@ class Series:
     """One curve, with a band around it where `low` and `high` are given."""
 
     label: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[Value]
+    y: Sequence[Value]
     colour: str = BLUE
     dash: str = ""
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
+    low: Sequence[Value] = ()
+    high: Sequence[Value] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Chart:
     x_label: str = "training step"
     scale: Literal["linear", "auto"] = "linear"
     """'auto': logarithmic where all is positive and spans a factor of more than 30."""
-    limits: tuple[float | None, float | None] = (None, None)
+    limits: tuple[Value | None, Value | None] = (None, None)
     """What the value axis has to hold; None: what the data say."""
     percent: bool = False
     size: tuple[int, int] = (360, 236)
@@ -178,10 +181,10 @@ class Chart:
         left = max(52, 16 + 7 * max(len(text) for _, text in marks))  # charts of a row line up
         right, top, bottom = 16, 8, 42
 
-        def px(x: float) -> float:
+        def px(x: Value) -> Value:
             return left + (x - left_x) / (right_x - left_x) * (width - left - right)
 
-        def py(y: float) -> float:
+        def py(y: Value) -> Value:
             y = (math.log10(y) if y > 0 else low) if logarithmic else y
             return top + (high - y) / (high - low) * (height - top - bottom)
 
@@ -224,7 +227,7 @@ class Chart:
             width, height, width, height, self.title, json.dumps(hover, ensure_ascii=False), Markup("".join(parts))
         )
 
-    def _value(self, value: float) -> str:
+    def _value(self, value: Value) -> str:
         return f"{number(100 * value)} %" if self.percent else number(value)
 
     def _hover(self, series: Series, index: int) -> str:
@@ -246,7 +249,7 @@ def thinned(series: Series, most: int) -> Series:
             keep |= {int(stretch[np.nanargmin(y)]), int(stretch[np.nanargmax(y)])}
     rows = sorted(keep)
 
-    def pick(values: Sequence[float]) -> list[float]:
+    def pick(values: Sequence[Value]) -> list[Value]:
         return [values[i] for i in rows] if len(values) else []
 
     return Series(
@@ -260,15 +263,15 @@ def thinned(series: Series, most: int) -> Series:
     )
 
 
-def _finite(values: Sequence[float]) -> list[float]:
+def _finite(values: Sequence[Value]) -> list[Value]:
     return [v for v in values if math.isfinite(v)]
 
 
-def _steps(value: float) -> str:
+def _steps(value: Value) -> str:
     return f"{value / 1000:g}k" if value >= 10_000 and value % 100 == 0 else f"{value:,g}"
 
 
-def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+def _log_ticks(low: Value, high: Value) -> list[tuple[Value, str]]:
     """Powers of ten, with 2 and 5 between them where they are few; places as exponents."""
     decades = range(math.floor(low), math.ceil(high) + 1)
     units = (1, 2, 5) if high - low < 1.5 else (1, 3) if high - low < 3 else (1,)
@@ -288,7 +291,7 @@ def _runs(series: Series) -> list[list[int]]:
     return [stretch for stretch in result if stretch]
 
 
-def _curve(series: Series, px, py) -> str:  # type: ignore[no-untyped-def]
+def _curve(series: Series, px: Place, py: Place) -> str:
     path = "".join(
         "M" + "L".join(f"{px(series.x[i]):.1f} {py(series.y[i]):.1f}" for i in stretch) for stretch in _runs(series)
     )
@@ -303,7 +306,7 @@ def _curve(series: Series, px, py) -> str:  # type: ignore[no-untyped-def]
     )
 
 
-def _band(series: Series, px, py) -> str:  # type: ignore[no-untyped-def]
+def _band(series: Series, px: Place, py: Place) -> str:
     parts = []
     for stretch in _runs(series):
         upper = [f"{px(series.x[i]):.1f} {py(series.high[i]):.1f}" for i in stretch]

@@ -37,7 +37,7 @@ class Run:
         """A StorageError names the file that is missing or damaged."""
         job = load_job(path)
         record = json.loads((path / "run.json").read_bytes())
-        commit = {"commit": record.get("commit") or "unknown", "threads": record.get("threads", "unknown")}
+        commit = {"commit": (record.get("commit") or "unknown")[:12], "threads": record.get("threads", "unknown")}
         evaluation = None
         if (path / "evaluation.json").exists():
             try:
@@ -207,8 +207,8 @@ class Group:
         """One sentence each, naming the seed where there are several."""
         result = []
         for run in self.runs:
-            where = f"{self.label}, seed {run.job.seed}: " if len(self.runs) > 1 else f"{self.label}: "
-            result += [where + clause for clause in run.cautions()]
+            where = f"{self.label}, seed {run.job.seed}" if len(self.runs) > 1 else self.label
+            result += [f"{where}: {clause}" for clause in run.cautions()]
         return result
 
 
@@ -285,6 +285,7 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+# The first prefix that fits decides; `ORDER` is that of the page.
 BLOCKS = (
     ("trial.network.", "Network"),
     ("trial.sampler.", "Sampler in training"),
@@ -294,6 +295,7 @@ BLOCKS = (
     ("made with.", "Made with"),
     ("", "Run"),
 )
+ORDER = ("Run", "Task", "Network", "Learning", "Sampler in training", "Sampler when acting", "Made with")
 
 
 def settings(groups: list[Group], differing: bool) -> list[tuple[str, list[tuple[str, list[str]]]]]:
@@ -307,7 +309,7 @@ def settings(groups: list[Group], differing: bool) -> list[tuple[str, list[tuple
             data["data"] = Path(run.job.data).name
         data["seed"] = ", ".join(str(each.job.seed) for each in group.runs)
         columns.append({key: value for key, value in data.items() if key not in ("type", "trial.type", "task.type")})
-    blocks: dict[str, list[tuple[str, list[str]]]] = {title: [] for _, title in reversed(BLOCKS)}
+    blocks: dict[str, list[tuple[str, list[str]]]] = {title: [] for title in ORDER}
     for key in dict.fromkeys(key for column in columns for key in column):
         prefix, title = next((prefix, title) for prefix, title in BLOCKS if key.startswith(prefix))
         values = [shown(column[key]) if key in column else "–" for column in columns]

@@ -82,7 +82,9 @@ def landscape(policy: Policy, moments: Sequence[Moment]) -> dict[str, Any]:
     levels = ticks(0, high, 5)
     if flat:
         texts = tick_labels(levels)
-        axes.append([[float(_height(np.array(v), high)), text] for v, text in zip(levels, texts, strict=True)])
+        axes.append(
+            [[height, text] for height, text in zip(_height(np.array(levels), high).tolist(), texts, strict=True)]
+        )
     return {
         "flat": flat,
         "panels": panels,
