@@ -163,10 +163,10 @@ def test_known_values_of_the_single_chain(generator: torch.Generator) -> None:
     assert row.std_error < 0.65
     assert 0.05 < row.std_sampling_error < 0.3
     assert row.steps == 4000
-    # The typical error, over the replicas: 0.12 says the issue; a median of 64 has a standard error of 0.015.
+    # The typical error is 0.12; a median of 64 of them has a standard error of 0.012.
     assert states.shape == (64, 1000, 2)
     errors = (states.double().std(1) / torch.tensor([0.1, 0.2]) - 1).abs().amax(1)
-    assert 0.12 - 0.07 < errors.median() < 0.12 + 0.07
+    assert abs(errors.median() - 0.12) < 0.06
 
 
 def test_the_reach_of_chance_is_students_quantile() -> None:
@@ -195,7 +195,7 @@ def test_correct_langevin_samples_unbounded_targets(target: Target, generator: t
     assert row.verdict == "samples the target", row
     assert row.temperature is not None and row.temperature_sampling_error is not None
     # The discretisation raises the temperature by about 4 % at most.
-    assert -Z * row.temperature_sampling_error < row.temperature - 1 < 0.05 + Z * row.temperature_sampling_error
+    assert abs(row.temperature - 1) < 0.05 + Z * row.temperature_sampling_error
 
 
 @TARGETS
@@ -215,8 +215,6 @@ def test_clipping_each_step_breaks_the_correct_sampler(generator: torch.Generato
     for run in ("chains", "single"):
         row = certified("langevin-correct-clipped", Gaussian(), run, generator)
         assert row.failed and row.clipped > 0.5
-    single = row
-    assert single.temperature is not None and single.temperature < 0.9
     sampler = named_sampler("langevin-correct-clipped", Gaussian(), 50)
     assert isinstance(sampler, Langevin)
     # With the clip as the one difference: taking it away gives the sampler that passes.
@@ -313,6 +311,7 @@ def test_a_function_follows_the_target(generator: torch.Generator, monkeypatch: 
 
     rows = certify(make, [Gaussian()], generator=generator, name="tuned")
     assert seen == [("gaussian", 50), ("gaussian", 1500)]
+    assert certify(make, [Gaussian()], ["chains"], generator)[0].sampler == "make"
     assert all(row.passed and row.sampler == "tuned" for row in rows)
 
 

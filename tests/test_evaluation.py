@@ -124,7 +124,7 @@ def test_the_interval_covers_the_truth(interval: Callable[..., tuple[float, floa
     for k in range(episodes + 1):
         low, high = interval(k, episodes)
         inside = (low <= rates) & (rates <= high)
-        coverage += inside * math.comb(episodes, k) * rates**k * (1 - rates) ** (episodes - k)
+        coverage += inside * float(math.comb(episodes, k)) * rates**k * (1 - rates) ** (episodes - k)
     covers = coverage.min() > 0.83 and abs(coverage.mean() - 0.95) < 0.015
     assert covers == (interval is wilson_interval)
 

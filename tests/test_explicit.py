@@ -232,14 +232,14 @@ def test_the_standard_deviations_are_bounded(generator: torch.Generator) -> None
         torch.testing.assert_close(at_mean, torch.full((1, 1), ACT * (log_std + 0.5 * math.log(2 * math.pi))))
 
 
-def test_best_is_the_component_mean_of_highest_density() -> None:
-    """Neither the component of largest weight (too wide) nor the narrowest (too light) wins. Two equal components
-    that overlap beat a single one of the same height: the density counts, not the component's."""
-    energy, context = mixture([0.6, 0.35, 0.05], [[0.0], [1.0], [-1.0]], [[1.0], [0.1], [0.05]])
-    heights = [0.6 / 1.0, 0.35 / 0.1, 0.05 / 0.05]
-    assert max(heights) == heights[1]
+def test_best_has_the_most_probability_around_it() -> None:
+    """Neither the heaviest component (too wide) wins nor the highest (a needle with little weight); two lighter
+    components in one place beat a heavier one alone."""
+    energy, context = mixture([0.6, 0.35, 0.05], [[0.0], [1.0], [-1.0]], [[1.0], [0.1], [0.002]])
+    heights = energy.energies(context, torch.tensor([[[0.0], [1.0], [-1.0]]], dtype=torch.float64))[0]
+    assert heights.argmin() == 2  # the needle
     torch.testing.assert_close(energy.best(context), torch.tensor([[1.0]], dtype=torch.float64))
-    energy, context = mixture([0.26, 0.26, 0.48], [[0.5], [0.51], [-0.5]], [[0.1], [0.1], [0.1]])
+    energy, context = mixture([0.3, 0.3, 0.4], [[0.5], [0.51], [-0.5]], [[0.01], [0.01], [0.01]])
     assert energy.best(context).item() > 0.4
 
 

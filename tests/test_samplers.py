@@ -123,16 +123,24 @@ def test_shapes_dtypes_and_the_info_record(name: str, dtype: torch.dtype, genera
     assert torch.isfinite(chain.actions).all()
     assert ((chain.info.clipped >= 0) & (chain.info.clipped <= 1)).all()
     assert ((chain.info.acceptance >= 0) & (chain.info.acceptance <= 1)).all()
-    energies, gradients = energy.energies_and_gradients(context, start)
-    assert torch.allclose(chain.info.energy[0], energies.mean())
-    if isinstance(sampler, DerivativeFree):
-        assert (chain.info.gradient_norm == 0).all()
-    else:
-        assert torch.allclose(chain.info.gradient_norm[0], gradients.abs().amax(-1).mean())
+    assert (chain.info.gradient_norm > 0).all() or isinstance(sampler, DerivativeFree)
     if not isinstance(sampler, MALA):
         assert (chain.info.acceptance == 1).all()
     if "unclipped" in name or "unbounded" in name:
         assert (chain.info.clipped == 0).all()
+
+
+@every_sampler
+def test_the_info_record_describes_the_state_before_the_step(name: str, generator: torch.Generator) -> None:
+    sampler = SAMPLERS[name]
+    energy, context, start = make(generator)
+    chain = run(sampler, energy, context, start, generator, Collect(0))
+    states = chain.actions.view(3, 20, sampler.steps, ACT).unbind(2)
+    for k, before in enumerate([start, *states[:-1]]):
+        energies, gradients = energy.energies_and_gradients(context, before)
+        assert torch.allclose(chain.info.energy[k], energies.mean())
+        if not isinstance(sampler, DerivativeFree):
+            assert torch.allclose(chain.info.gradient_norm[k], gradients.abs().amax(-1).mean())
 
 
 @every_sampler
@@ -738,11 +746,12 @@ def test_mala_reports_acceptance_and_refused_proposals(generator: torch.Generato
 
 
 def test_mala_refuses_proposals_without_an_energy(generator: torch.Generator) -> None:
-    """√y is NaN below 0 and no chain goes there, although half of the proposals do."""
+    """√y is NaN below 0 and no chain goes there, although many proposals do; nor do they spoil the adaptation."""
     energy, context = analytic(lambda y: y.sqrt().sum(-1))
     start = torch.full((1, 500, 1), 0.05, dtype=torch.float64)
-    chain = run(MALA(20, step_size=0.05, adapt=0), energy, context, start, generator)
+    chain = run(MALA(20, step_size=0.05, adapt=10), energy, context, start, generator)
     assert (chain.actions > 0).all() and chain.info.acceptance[0] < 0.9
+    assert (chain.info.acceptance > 0.1).all()
     assert torch.isfinite(chain.info.energy).all()
 
 

@@ -223,7 +223,7 @@ SAMPLERS = (
 
 def named_sampler(name: str, target: Target, steps: int) -> Sampler:
     """One of `SAMPLERS` with the step sizes of `target`: λ for ibc (σ = 1), τ = λ/2 for the others, and clipped to
-    the box only where the target has one. '-clipped' limits each step to half of the last step's noise."""
+    the box only where the target has one. '-clipped' limits each step to 0.45 of the last step's noise."""
     init, final = target.step_sizes
     correct = Langevin("correct", steps, LateFall(init / 2, final / 2), step_clip=None, margin=target.margin)
     match name:
@@ -232,7 +232,7 @@ def named_sampler(name: str, target: Target, steps: int) -> Sampler:
         case "langevin-correct":
             return correct
         case "langevin-correct-clipped":
-            return replace(correct, step_clip=0.5 * math.sqrt(final) / NORMALISED_RANGE)
+            return replace(correct, step_clip=0.45 * math.sqrt(final) / NORMALISED_RANGE)
         case "mala":
             return MALA(steps, step_size=init / 2, adapt=steps // 2, margin=target.margin)
         case "derivative-free":
@@ -324,6 +324,7 @@ def certify(
     if generator is None:
         generator = torch.Generator()
         generator.seed()
+    label = name or str(getattr(sampler, "__name__", type(sampler).__name__))
     rows = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # states are small: a second thread costs more than it does
@@ -331,7 +332,7 @@ def certify(
         for target in analytic_targets() if targets is None else targets:
             for kind in runs:
                 states, info = _run(make, target.to(generator.device), kind, generator)
-                rows.append(_certificate(name or type(sampler).__name__, target, kind, states, info, tolerance))
+                rows.append(_certificate(label, target, kind, states, info, tolerance))
     finally:
         torch.set_num_threads(threads)
     return rows

@@ -111,12 +111,13 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         return continue_run
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else DEFAULT_TRIAL
+    about = f"Trials: {', '.join(TRIALS)}. Without one: {DEFAULT_TRIAL}. --resume RUN continues a run."
     parsed = tyro.cli(
         TrainArguments,
         default=TrainArguments(find_trial(name)),
         args=arguments[1:] if named else arguments,
         prog=f"cebm train {name}" if named else "cebm train [TRIAL]",
-        description=None if named else f"Trials: {', '.join(TRIALS)}. Without one: {DEFAULT_TRIAL}.",
+        description=None if named else about,
         config=config,
     )
 

@@ -117,9 +117,14 @@ class MixtureDensityEnergy(ExplicitEnergy):
         return autograd_gradients(lambda y: self.energies(context, y), actions)
 
     def best(self, context: Context) -> Float[Tensor, "batch act"]:
-        """The component mean of highest density."""
-        means = self._mixture(context)[1]
-        index = self.energies(context, means).argmin(1)
+        """The component mean with the most probability around it: where the density, smoothed by N(0, 0.05²), is
+        highest. (Unsmoothed, that would be the mean of the narrowest component, however light, as components narrow
+        down to single demonstrations.)"""
+        log_weights, means, log_stds = self._mixture(context)
+        variances = (2 * log_stds).exp() + 0.05**2
+        distances = (means.unsqueeze(2) - means.unsqueeze(1)).square() / variances.unsqueeze(1)
+        heights = log_weights.unsqueeze(1) - 0.5 * (distances + variances.log().unsqueeze(1)).sum(-1)
+        index = heights.logsumexp(2).argmax(1)
         return means[torch.arange(len(means), device=means.device), index]
 
     def draw(self, context: Context, n: int, generator: torch.Generator) -> Actions:

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 
 from cebm.information import Quadrature
-from cebm.negatives import Uniform
-from cebm.policy import Network
+from cebm.policy import ImplicitPolicy, Network
 from cebm.samplers import MALA, DerivativeFree, Langevin, run
 from cebm.training import fit
 from cebm.trials import TRIALS
@@ -20,6 +19,12 @@ try:
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise ImportError("ConditionalEBMRegressor needs scikit-learn: pip install 'cebm[sklearn]'") from error
+
+
+def _blocks(rows: int, per_row: int) -> list[slice]:
+    """Rows of X to work on at a time, so that memory does not grow with them: 65536 energies each."""
+    size = max(1, 2**16 // per_row)
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
@@ -66,22 +71,30 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The mode of p(y|x)."""
-        rows = self._rows(X)
-        actions = self.policy_.act(rows).astype(np.float64)
+        rows, policy = self._rows(X), self.policy_
+        assert isinstance(policy, ImplicitPolicy)
+        blocks = _blocks(len(rows), policy.candidates)
+        actions = np.concatenate([policy.act(rows[block]) for block in blocks]).astype(np.float64)
         return actions[:, 0] if self.single_output_ else actions
 
     def sample(self, X: Any, n: int = 1, random_state: Any = None) -> np.ndarray:
         """`n` draws per row, [rows, n] or [rows, n, outputs]: resampled candidates, refined by a Metropolis chain."""
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
         rows = self._rows(X)
         policy, energy = self.policy_, self.policy_.energy
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         generator = torch.Generator().manual_seed(seed)
+        parts, candidates = [], max(512, n)
         with torch.no_grad():
-            context = energy.encode(policy.obs_box.normalise(torch.from_numpy(rows)))
-            start = policy.act_box.sample(len(rows), max(512, n), generator=generator)
-            drawn = run(DerivativeFree(steps=1), energy, context, start, generator).actions[:, :n]
-            refined = run(MALA(steps=30, adapt=20), energy, context, drawn.contiguous(), generator).actions
-            result = policy.act_box.denormalise(refined).numpy()
+            obs = policy.obs_box.normalise(torch.from_numpy(rows))
+            for block in _blocks(len(rows), candidates):
+                context = energy.encode(obs[block])
+                start = policy.act_box.sample(len(context), candidates, generator=generator)
+                drawn = run(DerivativeFree(steps=1), energy, context, start, generator).actions[:, :n]
+                refined = run(MALA(steps=30, adapt=20), energy, context, drawn.contiguous(), generator).actions
+                parts.append(policy.act_box.denormalise(refined).numpy())
+        result = np.concatenate(parts)
         return result[..., 0] if self.single_output_ else result
 
     def score_samples(self, X: Any, y: Any = None) -> Float[np.ndarray, " rows"]:
@@ -89,25 +102,32 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         units of y. With more than two outputs the normaliser comes from uniform samples. Without y: at the mode,
         which says how sure the model is of its prediction."""
         rows = self._rows(X)
-        targets = np.asarray(self.predict(X) if y is None else y, np.float32).reshape(len(rows), -1)
+        targets = np.asarray(self.predict(X) if y is None else y, np.float32)
         policy, energy = self.policy_, self.policy_.energy
         box = policy.act_box
+        columns = targets[:, None] if targets.ndim == 1 else targets
+        if columns.shape != (len(rows), box.dim):
+            raise ValueError(f"y must be [{len(rows)}, {box.dim}], got {targets.shape}")
         with torch.no_grad():
             obs = policy.obs_box.normalise(torch.from_numpy(rows))
-            actions = box.normalise(torch.from_numpy(targets))
-            context = energy.encode(obs)
-            if box.dim <= 2:
-                edge = (box.limit,) * box.dim
-                quadrature = Quadrature(tuple(-e for e in edge), edge, 256 if box.dim == 1 else 64)
-                log_z = quadrature.log_partition(energy, obs)
-            else:
-                generator = torch.Generator().manual_seed(0)
-                drawn = Uniform(box.margin).sample(energy, obs, actions, 4096, generator)
-                assert drawn.log_q is not None
-                weights = -energy.energies(context, drawn.actions) - drawn.log_q
-                log_z = weights.logsumexp(1) - np.log(drawn.actions.shape[1])
-            log_density = -energy.energies(context, actions.unsqueeze(1))[:, 0] - log_z - box.scale.log().sum()
+            actions = box.normalise(torch.from_numpy(columns))
+            parts = []
+            for block in _blocks(len(rows), 4096 if box.dim > 1 else 256):
+                energies = energy(obs[block], actions[block].unsqueeze(1))[:, 0]
+                parts.append(-energies - self._log_partition(obs[block]))
+            log_density = torch.cat(parts) - box.scale.log().sum()
             return torch.where((actions.abs() <= box.limit).all(1), log_density, -torch.inf).numpy()
+
+    def _log_partition(self, obs: Float[torch.Tensor, "rows features"]) -> Float[torch.Tensor, " rows"]:
+        energy, box = self.policy_.energy, self.policy_.act_box
+        if box.dim <= 2:
+            edge = (box.limit,) * box.dim
+            quadrature = Quadrature(tuple(-e for e in edge), edge, 256 if box.dim == 1 else 64)
+            return quadrature.log_partition(energy, obs)
+        # The same points for all rows: a row's score does not depend on those beside it.
+        points = box.sample(4096, generator=torch.Generator().manual_seed(0))
+        energies = energy(obs, points.expand(len(obs), -1, -1))
+        return (-energies).logsumexp(1) - np.log(len(points)) + box.dim * np.log(2 * box.limit)
 
     def _rows(self, X: Any) -> Float[np.ndarray, "rows features"]:
         check_is_fitted(self)

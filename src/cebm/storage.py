@@ -110,7 +110,7 @@ def load_bundle(directory: Path, kind: str, version: int) -> tuple[dict[str, Any
         raise StorageError(f"{path}: damaged, not JSON ({error})") from error
     if not isinstance(header, dict) or header.get("format") != kind:
         raise StorageError(f"{path}: not a {kind}")
-    missing = {"version", "tensors", "sha256"} - header.keys()
+    missing = {"version", "tensors", "sha256", "header_sha256"} - header.keys()
     if missing:
         raise StorageError(f"{path}: {', '.join(sorted(missing))} missing")
     if not isinstance(header["version"], int) or not isinstance(header["tensors"], str):
@@ -119,7 +119,7 @@ def load_bundle(directory: Path, kind: str, version: int) -> tuple[dict[str, Any
         raise StorageError(
             f"{path}: written by a newer cebm (format {header['version']}, this one reads up to {version})"
         )
-    if header.get("header_sha256", _header_digest(header)) != _header_digest(header):
+    if header["header_sha256"] != _header_digest(header):
         raise StorageError(f"{path}: damaged or altered, its checksum differs from its content")
     tensor_path = directory / Path(header["tensors"]).name
     try:

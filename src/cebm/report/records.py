@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from cebm.demonstrations import Demonstrations
-from cebm.envs.particle import ENV_ID, ParticleTask
+from cebm.envs.particle import ParticleTask
 from cebm.report.charts import COLOURS, DASHED, DOTTED, Series, number
 from cebm.storage import StorageError, to_json
-from cebm.training import Job, load_job, load_metrics
+from cebm.training import Job, load_job, load_metrics, task_of
 
 Row = dict[str, Any]
 
@@ -80,13 +79,10 @@ class Run:
 
 
 def _task(job: Job) -> ParticleTask | None:
-    if job.task is not None or job.data is None:
-        return job.task
     try:
-        metadata = Demonstrations.load(job.data).metadata
-    except (OSError, ValueError):  # moved or gone: the report does without
+        return task_of(job)
+    except (OSError, ValueError):  # the data were moved or are gone: the report does without
         return None
-    return ParticleTask(**metadata["task"]) if metadata.get("env") == ENV_ID else None
 
 
 def _divergence(metrics: list[Row]) -> str:
