@@ -55,8 +55,15 @@ def test_too_many_threads_are_noted_and_the_count_is_given_back() -> None:
     rows = bench_chain(threads=[bench._cores() + 1, 1], repeats=1)
     note = next(rows).note
     rows.close()
-    assert note is not None and note.endswith(f"on {bench._cores()} cores")
+    assert note is not None and note.startswith(f"{bench._cores() + 1} threads on {bench._cores()} cores")
     assert torch.get_num_threads() == before
+
+
+def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.3, 9.0, 9.0))
+    assert bench._note(1) is None
+    monkeypatch.setattr("os.getloadavg", lambda: (123.4, 0.0, 0.0))
+    assert bench._note(1) == f"busy machine, load 123.4 on {bench._cores()} cores"
 
 
 def test_bad_arguments_are_named() -> None:

@@ -243,6 +243,22 @@ def test_best_has_the_most_probability_around_it() -> None:
     assert energy.best(context).item() > 0.4
 
 
+def test_best_is_the_best_mean_of_the_density_smoothed(generator: torch.Generator) -> None:
+    """Against a direct average of the density over N(mean, 0.05²), by quadrature."""
+    offsets = torch.linspace(-0.4, 0.4, 801, dtype=torch.float64)
+    kernel = torch.exp(-0.5 * (offsets / 0.05).square())
+    for _ in range(20):
+        weights = torch.rand(5, generator=generator, dtype=torch.float64)
+        means = torch.rand(5, 1, generator=generator, dtype=torch.float64)
+        stds = 0.02 + 0.2 * torch.rand(5, 1, generator=generator, dtype=torch.float64)
+        energy, context = mixture((weights / weights.sum()).tolist(), means.tolist(), stds.tolist())
+        with torch.no_grad():
+            density = (-energy.energies(context, (means + offsets).reshape(1, -1, 1))).exp().view(5, -1)
+        smoothed = density @ kernel
+        chosen = (means[:, 0] - energy.best(context)[0]).abs().argmin()
+        assert smoothed[chosen] >= smoothed.max() * (1 - 1e-6)
+
+
 def test_best_is_chosen_per_observation(generator: torch.Generator) -> None:
     energy = MixtureDensityEnergy(OBS, ACT, 16, generator=generator).double()
     obs = torch.randn(20, OBS, generator=generator, dtype=torch.float64)

@@ -300,6 +300,15 @@ def test_moving_average_acts() -> None:
     assert not torch.equal(acting[0], next(trainer.learner.conditional.parameters()))
 
 
+def test_the_average_keeps_its_spectral_norm() -> None:
+    job = small_job(ema=0.9, network=Network(width=16, spectral_norm=True), learning_rate=0.03)
+    trainer = Trainer(job.trial, *_both(job))
+    for _ in range(60):
+        trainer.step()
+    for layer in (trainer.policy().energy.first, trainer.policy().energy.last):
+        assert float(torch.linalg.matrix_norm(layer.matrix(), 2)) == pytest.approx(1, abs=0.1)
+
+
 def test_epochs_visit_every_example_once() -> None:
     job = small_job(batch_size=30)  # 120 pairs, 4 steps an epoch
     trainer = Trainer(job.trial, *_both(job))

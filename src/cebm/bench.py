@@ -97,9 +97,9 @@ def _bench_chain(threads: int, repeats: int) -> ChainBench:
     def product() -> None:
         torch.mm(left, right, out=out)
 
+    note = _note(threads)
     chain_rates, mm_rates = _interleaved(chain, _CHAIN_FLOP, product, _MM_FLOP, repeats)
     q25, fraction, q75 = np.quantile(chain_rates / mm_rates, [0.25, 0.5, 0.75]).tolist()
-    cores = _cores()
     return ChainBench(
         threads=threads,
         mm_gflops=float(np.median(mm_rates)) / 1e9,
@@ -110,8 +110,8 @@ def _bench_chain(threads: int, repeats: int) -> ChainBench:
         chain_ms=1e3 * _CHAIN_FLOP / float(np.median(chain_rates)),
         peak_extra_mb=_peak_memory(chain) / 1e6,
         repeats=repeats,
-        cores=cores,
-        note=f"{threads} threads on {cores} cores" if threads > cores else None,
+        cores=_cores(),
+        note=note,
     )
 
 
@@ -176,6 +176,17 @@ class _Ledger(TorchDispatchMode):
 
 def _key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _note(threads: int) -> str | None:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    notes = []
+    if threads > _cores():
+        notes.append(f"{threads} threads on {_cores()} cores")
+    # Threads wait for each other: where other work takes a core away, no rate of several threads means much.
+    if load > _cores():
+        notes.append(f"busy machine, load {load:.1f} on {_cores()} cores")
+    return "; ".join(notes) or None
 
 
 def _cores() -> int:

@@ -324,7 +324,7 @@ class ImplicitPolicy(Policy):
     def _warm(
         self, start: Actions, previous: Any, sampler: ActingSampler, generator: torch.Generator
     ) -> tuple[Actions, ActingSampler]:
-        """Starts within a few percent of the last action and keeps the steps as small (MALA finds its own)."""
+        """Starts within a few percent of the last action and keeps the steps as small: 0.02 of 2, whatever they are."""
         rows = self._rows(previous, "previous", self.energy.act_dim)
         if len(rows) != len(start):
             raise ValueError(f"previous has {len(rows)} rows, obs has {len(start)}")
@@ -333,7 +333,7 @@ class ImplicitPolicy(Policy):
             return near, replace(sampler, step_clip=0.01)
         if isinstance(sampler, DerivativeFree):
             return near, replace(sampler, deviation=min(sampler.deviation, 0.02))
-        return near, sampler
+        return near, replace(sampler, step_size=min(sampler.step_size, 0.02**2 / 2), adapt=0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from cebm import __version__
 from cebm.demonstrations import Demonstrations, Windows
+from cebm.energy import Linear
 from cebm.envs.particle import ENV_ID, ParticleTask, collect_particle
 from cebm.evaluation import VALIDATION_SEED, evaluate
 from cebm.information import SaturatedBoundWarning, info_nce_bound
@@ -168,6 +169,9 @@ class Trainer:
                 pairs = zip(self.average.parameters(), self.learner.conditional.parameters(), strict=True)
                 for average, weight in pairs:
                     average.lerp_(weight, 1 - keep)
+            for layer in self.average.modules():
+                if isinstance(layer, Linear):
+                    layer.power_iterate()  # averaged weights have spectral norms of their own
         return log
 
     def policy(self) -> ImplicitPolicy | ExplicitPolicy:
@@ -358,7 +362,7 @@ def load_job(directory: str | Path) -> Job:
         raise StorageError(f"{path}: not a run directory ({error.strerror or error})") from error
     except ValueError as error:
         raise StorageError(f"{path}: damaged, not JSON ({error})") from error
-    return from_json(take(record, "job", str(path)), JOB_CLASSES)
+    return from_json(take(record, "job", str(path)), JOB_CLASSES, str(path))
 
 
 def load_metrics(directory: str | Path) -> list[dict[str, Any]]:
