@@ -255,7 +255,7 @@ def test_demonstrations_alone(columns: int, tmp_path: Path) -> None:
     html = page(tmp_path, tmp_path / "run")
     (scene,) = scenes(html)
     assert scene["episodes"] is None and "There are no roll-outs" in scene["why"]
-    assert heading(html).startswith("ibc, demonstrations of arm.npz: on validation pairs the action is ")
+    assert heading(html).startswith("ibc, demonstrations from arm.npz: on validation pairs the action is ")
     assert len(scene["landscape"]["panels"]) == 4
     assert all(("curve" in panel) == (columns == 1) for panel in scene["landscape"]["panels"])
     assert all(panel["marks"][0]["kind"] == "demonstrated" for panel in scene["landscape"]["panels"])

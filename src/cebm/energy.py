@@ -4,6 +4,7 @@
 per observation, which is what a chain needs. The networks here have their input gradient in closed form.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -149,8 +150,8 @@ class FeedForwardEnergy(EnergyModel):
         energies = inputs.new_empty(batch, samples)
         gradients = torch.empty_like(inputs)
         transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
-        block_rows = min(batch * samples, max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width))
-        buffers = [inputs.new_empty(block_rows, self.width) for _ in range(1 + self.scratch_buffers)]
+        block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+        buffers = _workspace(1 + self.scratch_buffers, block_rows, self.width, inputs.dtype)
         for rows, columns in _blocks(batch, samples, block_rows):
             block = inputs[rows, columns]
             tall, wide, size = block.shape
@@ -529,6 +530,26 @@ def _gate(gradient: Tensor, activation: Tensor, in_place: bool = False) -> Tenso
     if in_place:
         return torch.ops.aten.threshold_backward.grad_input(gradient, activation, 0, grad_input=activation)
     return torch.ops.aten.threshold_backward(gradient, activation, 0)
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
+
+
+_KEPT = _Kept()
+
+
+def _workspace(count: int, rows: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+    """Buffers [rows, width] that each thread keeps from call to call: fresh ones would cost page faults every time."""
+    kept = _KEPT.buffers
+    key = (count, rows, width, dtype)
+    if key not in kept:
+        if len(kept) >= 8:  # sizes come and go in a study of widths; what is in use stays
+            kept.clear()
+        with torch.inference_mode(False):
+            kept[key] = [torch.empty(rows, width, dtype=dtype) for _ in range(count)]
+    return kept[key]
 
 
 def _blocks(batch: int, samples: int, rows: int) -> Iterator[tuple[slice, slice]]:

@@ -143,7 +143,7 @@ class Group:
         job, task = self.first.job, self.first.task
         parts = [job.name + (f" on the {task.dim}-D particle task" if task is not None else "")]
         if job.data is not None:
-            parts.append(f"demonstrations of {Path(job.data).name}")
+            parts.append(f"demonstrations from {Path(job.data).name}")
         else:
             parts.append(f"{job.episodes:,} demonstrations")
         if len(self.runs) > 1:
