@@ -265,7 +265,7 @@ def test_every_trial_trains_and_acts(name: str, tmp_path: Path) -> None:
     outcome = train(small_job(name, steps=4, evaluate_every=4), tmp_path / "run")
     action = outcome.policy.act(np.full(8, 0.5, np.float32))
     assert action.shape == (2,) and ((action >= 0) & (action <= 1)).all()
-    assert {"loss", "positive_energy"} <= outcome.metrics[0].keys()
+    assert {"loss", "info_nce", "positive_energy", "negative_energy", "negative_distance"} <= outcome.metrics[0].keys()
 
 
 def test_data_alone_is_enough(tmp_path: Path) -> None:

@@ -146,22 +146,19 @@ class FeedForwardEnergy(EnergyModel):
             pre = context.unsqueeze(1) + F.linear(inputs, matrix)
             energies, gradient = self.trunk_and_gradient(pre.flatten(0, 1), [])
             return energies.view(batch, samples), (gradient @ matrix).view_as(inputs)
-        inputs = inputs.contiguous()
-        energies = inputs.new_empty(batch, samples)
-        gradients = torch.empty_like(inputs)
+        flat = inputs.reshape(batch * samples, -1)
+        energies, gradients = flat.new_empty(len(flat)), torch.empty_like(flat)
         transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
         block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
-        buffers = _workspace(1 + self.scratch_buffers, block_rows, self.width, inputs.dtype)
-        for rows, columns in _blocks(batch, samples, block_rows):
-            block = inputs[rows, columns]
-            tall, wide, size = block.shape
-            pre, *scratch = [buffer[: tall * wide] for buffer in buffers]
-            torch.mm(block.reshape(-1, size), transposed, out=pre)
-            pre.view(tall, wide, -1).add_(context[rows].unsqueeze(1))
-            energy, gradient = self.trunk_and_gradient(pre, scratch)
-            energies[rows, columns] = energy.view(tall, wide)
-            gradients[rows, columns] = F.linear(gradient, transposed).view(tall, wide, size)
-        return energies, gradients
+        buffers = _workspace(1 + self.scratch_buffers, block_rows, self.width, flat.dtype)
+        for rows, observations in _blocks(batch, samples, block_rows):
+            pre, *scratch = [buffer[: rows.stop - rows.start] for buffer in buffers]
+            torch.mm(flat[rows], transposed, out=pre)
+            shared = context[observations].unsqueeze(1)
+            pre.view(len(shared), -1, self.width).add_(shared)
+            energies[rows], gradient = self.trunk_and_gradient(pre, scratch)
+            gradients[rows] = F.linear(gradient, transposed)
+        return energies.view(batch, samples), gradients.view_as(inputs)
 
     def power_iterate(self) -> None:
         """Follows the weights with the spectral norms' estimates: once per training batch, and never in a chain."""
@@ -553,12 +550,13 @@ def _workspace(count: int, rows: int, width: int, dtype: torch.dtype) -> list[Te
 
 
 def _blocks(batch: int, samples: int, rows: int) -> Iterator[tuple[slice, slice]]:
-    """Rectangles of observations × samples, of about `rows` rows each, that cover [batch, samples]."""
-    wide = min(samples, rows)
-    tall = max(1, rows // wide)
+    """Cuts the batch × samples rows into runs of at most `rows`, each with the observations that it belongs to:
+    several whole observations, or a part of one."""
+    tall, wide = max(1, rows // samples), min(samples, rows)
     for i in range(0, batch, tall):
-        for j in range(0, samples, wide):
-            yield slice(i, i + tall), slice(j, j + wide)
+        last = min(i + tall, batch)
+        for begin in range(i * samples, last * samples, tall * wide):
+            yield slice(begin, min(begin + tall * wide, last * samples)), slice(i, last)
 
 
 @contextmanager

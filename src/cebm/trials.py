@@ -142,10 +142,15 @@ class Learner(nn.Module):
         self, obs: Float[Tensor, "batch obs"], actions: Float[Tensor, "batch act"], generator: torch.Generator
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """The loss to minimise, and what to log of this step."""
-        if isinstance(self.energy, ExplicitEnergy):
-            loss = self.energy(obs, actions.unsqueeze(1)).mean()
-            return loss, {"loss": loss.detach(), "positive_energy": loss.detach()}
         trial = self.trial
+        if isinstance(self.energy, ExplicitEnergy):
+            # It trains without negatives; others' actions serve to log what the implicit trials log.
+            count = min(trial.negative_count, max(1, len(actions) - 1))
+            source = sources.InBatch() if len(actions) > 1 else sources.Uniform()
+            drawn = source.sample(self.energy, obs, actions, count, generator)
+            positive, negative = self._energies(obs, actions, drawn)
+            loss = positive.mean()
+            return loss, _numbers(loss, positive, negative, actions, drawn)
         drawn = self.source.sample(self.energy, obs, actions, trial.negative_count, generator)
         positive, negative = self._energies(obs, actions, drawn)
         loss = self._objective(positive, negative, drawn)
@@ -154,28 +159,12 @@ class Learner(nn.Module):
         if trial.gradient_penalty:
             gradients = self.energy.energies_and_gradients(self.energy.encode(obs), drawn.actions)[1]
             loss = loss + trial.gradient_penalty * gradient_penalty(gradients, trial.gradient_margin)
-        log = {
-            "loss": loss,
-            "info_nce": info_nce(positive, negative),
-            "positive_energy": positive.mean(),
-            "negative_energy": negative.mean(),
-            "energy_gap": negative.mean() - positive.mean(),
-            "negative_distance": (drawn.actions - actions.unsqueeze(1)).norm(dim=-1).mean(),
-        }
-        if drawn.info is not None:
-            log |= {
-                "chain_energy_first": drawn.info.energy[0],
-                "chain_energy_last": drawn.info.energy[-1],
-                "gradient_norm_first": drawn.info.gradient_norm[0],
-                "gradient_norm_last": drawn.info.gradient_norm[-1],
-                "clipped": drawn.info.clipped.mean(),
-                "acceptance": drawn.info.acceptance.mean(),
-            }
+        log = _numbers(loss, positive, negative, actions, drawn)
         if isinstance(self.source, sources.MarginalActionSampler):
             marginal_loss = self.source.loss(actions, drawn.actions)
-            log["marginal_loss"] = marginal_loss
+            log["marginal_loss"] = marginal_loss.detach()
             loss = loss + marginal_loss  # no parameter is in both: Adam trains the two as if apart
-        return loss, {name: value.detach() for name, value in log.items()}
+        return loss, log
 
     def _energies(self, obs: Tensor, actions: Tensor, drawn: sources.Negatives) -> tuple[Tensor, Tensor]:
         if isinstance(self.energy, JointEnergy):
@@ -196,6 +185,31 @@ class Learner(nn.Module):
         if self.trial.objective == "nll":
             return importance_nll(positive, negative, drawn.log_q)
         return ranking_nce(positive, negative, drawn.log_q_positive, drawn.log_q)
+
+
+def _numbers(
+    loss: Tensor, positive: Tensor, negative: Tensor, actions: Tensor, drawn: sources.Negatives
+) -> dict[str, Tensor]:
+    """What to log of a step."""
+    with torch.no_grad():
+        log = {
+            "loss": loss.detach(),
+            "info_nce": info_nce(positive, negative),
+            "positive_energy": positive.mean(),
+            "negative_energy": negative.mean(),
+            "energy_gap": negative.mean() - positive.mean(),
+            "negative_distance": (drawn.actions - actions.unsqueeze(1)).norm(dim=-1).mean(),
+        }
+    if drawn.info is None:
+        return log
+    return log | {
+        "chain_energy_first": drawn.info.energy[0],
+        "chain_energy_last": drawn.info.energy[-1],
+        "gradient_norm_first": drawn.info.gradient_norm[0],
+        "gradient_norm_last": drawn.info.gradient_norm[-1],
+        "clipped": drawn.info.clipped.mean(),
+        "acceptance": drawn.info.acceptance.mean(),
+    }
 
 
 _IBC = Trial()
