@@ -86,9 +86,10 @@ def ranking_nce(
 ) -> Float[Tensor, ""]:
     """L = mean_i -log( (e^{-E⁺}/q⁺) / (e^{-E⁺}/q⁺ + Σ_m e^{-E⁻_m}/q_m) ).
 
-    InfoNCE with log q added to the energies (Ma and Collins 2018; Gustafsson et al. 2020, who draw from a
-    Gaussian mixture around the positive): its minimum is -E(x, y) = log p(y|x) + c(x) for any q that covers
-    the data. Equal to `info_nce` for uniform q. Not in the paper. Mean over the batch.
+    InfoNCE with log q added to the energies (Ma and Collins 2018; Gustafsson et al. 2020): its minimum is
+    -E(x, y) = log p(y|x) + c(x) for any q that covers the data and does not depend on the positive. (Around the
+    positive, as Gustafsson et al. draw, log q tells which one it is: the minimum is then too narrow, by O(1/M).)
+    Equal to `info_nce` for uniform q. Not in the paper. Mean over the batch.
     """
     _check_energies(positive, negative)
     _check("log_q_positive", log_q_positive, ("batch",), finite=True)
