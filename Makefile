@@ -22,7 +22,7 @@ test: install
 demo: install
 	rm -rf runs/demo
 	$(BIN)/cebm demos particle --episodes 2222 --out runs/demo/demonstrations.npz
-	$(BIN)/cebm train ibc --data runs/demo/demonstrations.npz --episodes 2000 --steps 1200 --evaluate-every 100 --out runs/demo
+	$(BIN)/cebm train ibc --data runs/demo/demonstrations.npz --episodes 2000 --steps 1100 --evaluate-every 100 --evaluation-episodes 50 --out runs/demo
 	$(BIN)/cebm eval runs/demo --candidates 64
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
