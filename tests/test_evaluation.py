@@ -66,7 +66,7 @@ class FollowExpert(Policy):
     """The scripted expert behind a policy's interface; it remembers, so one object serves one evaluation."""
 
     def propose(self, obs: Any, **options: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("roll-outs call act alone")
 
     def act(self, obs: Any, **options: Any) -> Any:
         return self.expert.act(obs)

@@ -225,7 +225,6 @@ class MLPEnergy(FeedForwardEnergy):
         gradient = _gate(output.expand_as(top), top, in_place=bool(scratch))
         while activations:
             below = torch.mm(gradient, matrices.pop(), out=spare)
-            spare = gradient if scratch else None
             gradient = _gate(below, activations.pop(), in_place=bool(scratch))
         return energies, gradient
 
