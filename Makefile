@@ -27,7 +27,8 @@ demo: install
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
 bench: install
-	$(BIN)/cebm bench chain
+	$(BIN)/python benchmarks/measure.py
+	$(BIN)/python benchmarks/document.py
 
 clean:
 	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache

@@ -108,7 +108,7 @@ def test_ctrl_c_saves_and_says_so(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nope"], "there is no trial 'nope'; there are ibc"),
+        (["train", "nope"], "there is no trial 'nope'; there are steady"),
         (["train", "ibc", "--out", "run"], "holds a run already"),
         (["train", "ibc", "--data", "missing.npz"], "missing.npz"),
         (["train", "ibc", "--negative-count", "0"], "negative_count must be at least 1"),

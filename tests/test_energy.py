@@ -241,6 +241,55 @@ def test_a_block_size_below_one_row_is_one_row(generator: torch.Generator, monke
         assert_close(energy.energies_and_gradients(context, actions)[1], autograd_gradient(energy, context, actions)[1])
 
 
+@pytest.mark.parametrize("block_rows", [0, 1, 3, 5, 100])
+@pytest.mark.parametrize("batch, samples", [(3, 7), (7, 3), (1, 11), (11, 1)])
+@pytest.mark.parametrize("name", ["mlp", "mlp, spectral norm", "residual", "marginal", "pairs", "sum"])
+def test_energies_in_ragged_blocks_have_the_same_derivatives(
+    name: str,
+    batch: int,
+    samples: int,
+    block_rows: int,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Energies, the gradients of parameters and actions, and a second derivative, against one block."""
+    energy, obs, actions = make(name, generator, batch, samples)
+    energy.eval()
+    actions.requires_grad_()
+    inputs = [actions, *energy.parameters()]
+
+    def everything() -> list[torch.Tensor]:
+        energies = energy(obs, actions)
+        gradients = torch.autograd.grad(energies.square().mean(), inputs, create_graph=True, materialize_grads=True)
+        again = torch.autograd.grad(gradients[0].square().sum(), inputs, materialize_grads=True)
+        return [energies, *gradients, *again]
+
+    expected = everything()
+    floats = block_rows * (64 if name == "marginal" else WIDTH) // (2 * torch.get_num_threads())
+    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", floats)
+    for found, wanted in zip(everything(), expected, strict=True):
+        assert_close(found, wanted)
+
+
+def test_blocks_survive_transformations(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.func sees through them; a compiler gets the whole batch, since it cannot ask for the number of threads."""
+    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", 2 * WIDTH)
+    energy, obs, actions = make("mlp", generator, 5, 20)
+    expected = energy(obs, actions)
+    assert_close(torch.func.vmap(lambda x, y: energy(x[None], y[None])[0])(obs, actions), expected)
+    parameters = {name: value.detach() for name, value in energy.named_parameters()}
+    call = torch.func.grad(lambda weights: torch.func.functional_call(energy, weights, (obs, actions)).sum())
+    plain = torch.autograd.grad(expected.sum(), list(energy.parameters()))
+    for found, wanted in zip(call(parameters).values(), plain, strict=True):
+        assert_close(found, wanted)
+    tangent = torch.func.jvp(lambda y: energy(obs, y), (actions,), (torch.ones_like(actions),))[1]
+    with torch.no_grad():
+        assert_close(tangent, energy.energies_and_gradients(energy.encode(obs), actions)[1].sum(-1))
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    monkeypatch.setattr("torch.get_num_threads", lambda: pytest.fail("asked for the number of threads"))
+    assert_close(energy(obs, actions), expected)
+
+
 @pytest.mark.parametrize("network", [MLPEnergy, ResidualEnergy])
 @pytest.mark.parametrize("batch, samples", [(3, 700), (700, 3), (5, 200), (1, 513), (2, 256), (2, 512)])
 def test_gradients_around_the_real_block_boundary(

@@ -18,8 +18,19 @@ from torch import Tensor, nn
 
 import cebm.policy
 from cebm.energy import EnergyModel, ModuleEnergy, Penalty
-from cebm.explicit import MixtureDensityEnergy, RegressionEnergy
-from cebm.policy import ActingSampler, ExplicitPolicy, ImplicitPolicy, Network, Policy, Proposal, Runner, load
+from cebm.explicit import MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
+from cebm.policy import (
+    FORMAT,
+    VERSION,
+    ActingSampler,
+    ExplicitPolicy,
+    ImplicitPolicy,
+    Network,
+    Policy,
+    Proposal,
+    Runner,
+    load,
+)
 from cebm.samplers import MALA, Constant, DerivativeFree, Exponential, Langevin
 from cebm.spaces import Box
 from cebm.storage import StorageError, load_bundle, save_bundle
@@ -587,6 +598,98 @@ def test_a_call_leaves_nothing_behind(generator: torch.Generator) -> None:
     assert not policy.energy.training
 
 
+# -------------------------------------------------------------------------------------------- choosing
+
+SPREAD = 0.05
+# y − s²∇E: exactly onto the mean for a component of deviation s.
+DENOISE = Langevin("ibc", 3, Constant(2 * SPREAD**2), noise=0.0)
+
+
+class Lean(nn.Module):
+    """f = lean for y > 0: the tilt that makes the right-hand mode rarer."""
+
+    def __init__(self, lean: float) -> None:
+        super().__init__()
+        self.lean = lean
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        return self.lean * (actions[:, 0] > 0).to(actions.dtype)
+
+
+def leaning(lean: float, **changes: Any) -> ImplicitPolicy:
+    """q = 0.5 N(-0.5, s²) + 0.5 N(0.5, s²), tilted: p(right) = e^-lean / (1 + e^-lean)."""
+    proposal = MixtureDensityEnergy(1, 1, 4, 0, 2, SPREAD)
+    with torch.no_grad():
+        for parameter in proposal.parameters():
+            parameter.zero_()
+        proposal.placing.layers[0].bias.copy_(torch.tensor([-0.5, 0.5, -50.0, -50.0]))
+    energy = TiltedEnergy(proposal, ModuleEnergy(Lean(lean), 1, 1))
+    return ImplicitPolicy(energy, UNIT, UNIT, **{"sampler": DENOISE, "candidates": 64, "choice": "draw", **changes})
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5])
+@pytest.mark.parametrize("lean", [0.0, 1.0, -2.0])
+def test_a_draw_takes_the_modes_as_often_as_they_are_likely(lean: float, keep: int, generator: torch.Generator) -> None:
+    """z-score of the right-hand share over 4,000 rows. Of 64 candidates from q the drawn one follows p up to
+    O(1/64), 0.4 points here; |z| < 6 allows 4.7. What forgets log q or the tilt is 10 points off or more at lean ±1."""
+    policy = leaning(lean, keep=keep)
+    chosen = policy.act(torch.zeros(4000, 1), generator=generator)[:, 0]
+    share = math.exp(-lean) / (1 + math.exp(-lean))
+    score = (float((chosen > 0).float().mean()) - share) / math.sqrt(share * (1 - share) / 4000)
+    assert abs(score) < 6
+    assert float((chosen.abs() - 0.5).abs().max()) < 1e-3  # and the search has climbed to the top of the mode
+
+
+def test_the_minimum_takes_the_likelier_mode(generator: torch.Generator) -> None:
+    policy = leaning(0.5, choice="minimum")
+    assert (policy.act(torch.zeros(200, 1), generator=generator) < 0).all()
+
+
+def test_a_draw_without_a_generator_is_the_same_in_any_batch(generator: torch.Generator) -> None:
+    policy = leaning(0.3)
+    alone = policy.act(torch.zeros(1, 1))
+    together = policy.act(torch.zeros(9, 1))
+    torch.testing.assert_close(together, alone.expand(9, -1))
+    assert torch.equal(policy.act(torch.zeros(9, 1)), together)
+
+
+def test_a_draw_from_the_box_follows_the_energy(generator: torch.Generator) -> None:
+    """Without a proposal candidates are uniform, and a draw is by exp(−E): 40 to 60 for the two modes."""
+    policy = two_modes(Langevin("ibc", 3, Constant(0.005), noise=0.0), choice="draw", candidates=256)
+    chosen = policy.act(torch.zeros(4000, 1), generator=generator)[:, 0]
+    # About 256 · 0.25/2.2 = 30 candidates per mode, so the share is right up to O(1/30).
+    assert abs(float((chosen > 0).float().mean()) - 0.6) < 6 * math.sqrt(0.24 / 4000) + 0.02
+
+
+@pytest.mark.parametrize("keep", [1, 4, 16])
+def test_pruning_finds_what_the_full_search_finds(keep: int, generator: torch.Generator) -> None:
+    obs = random_obs(20, generator)
+    full, pruned = bowl(candidates=128), bowl(candidates=128, keep=keep)
+    assert pruned.propose(obs).candidates.shape == (20, keep, 2)
+    assert_near(pruned.act(obs), full.act(obs), 0.02)
+    assert_near(pruned.act(obs), minimum(obs), 0.02)
+
+
+def test_pruning_keeps_the_lowest_energies(generator: torch.Generator) -> None:
+    """With a search that does not move, what is left is what the full search has first."""
+    still = Langevin("ibc", 1, Constant(1e-12), noise=0.0)
+    obs = random_obs(5, generator)
+    full, pruned = bowl(candidates=64, sampler=still), bowl(candidates=64, sampler=still, keep=7)
+    torch.testing.assert_close(pruned.propose(obs).energies, full.propose(obs).energies[:, :7])
+
+
+def test_keeping_more_than_there_are_keeps_all(generator: torch.Generator) -> None:
+    obs = random_obs(5, generator)
+    assert np.array_equal(bowl(candidates=8, keep=50).act(obs), bowl(candidates=8).act(obs))
+
+
+def test_a_tilted_policy_starts_near_the_previous_action() -> None:
+    policy = leaning(0.0)
+    for place in (-0.5, 0.5):
+        chosen = policy.act(torch.zeros(50, 1), previous=torch.full((50, 1), place))
+        assert float((chosen - place).abs().max()) < 0.1
+
+
 # -------------------------------------------------------------------------------------------- save and load
 
 
@@ -606,6 +709,10 @@ SAVED: dict[str, Callable[[torch.Generator], ImplicitPolicy | ExplicitPolicy]] =
     "residual, spectral norm": lambda g: network_policy(Network("residual", 16, spectral_norm=True), g),
     "regression": lambda g: network_policy(Network("regression", 16, init="torch"), g),
     "mixture density": lambda g: network_policy(Network("mixture-density", 16, init="torch", components=3), g),
+    "tilted, drawn": lambda g: network_policy(
+        Network("tilted", 16, init="torch", components=3, smoothing=0.1), g, choice="draw", keep=4
+    ),
+    "tilted marginal": lambda g: network_policy(Network("tilted", 16, init="torch", proposal="marginal"), g),
     "other samplers": lambda g: network_policy(
         Network(width=16), g, sampler=Langevin("ibc", 4, Exponential(0.3, 0.5), 0.02, None, margin=0.1)
     ),
@@ -707,12 +814,12 @@ def saved(tmp_path: Path, generator: torch.Generator) -> Path:
 
 def rewrite(where: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> None:
     """A bundle whose checksums are right and whose content is not."""
-    header, tensors = load_bundle(where, "cebm.policy", 1)
+    header, tensors = load_bundle(where, FORMAT, VERSION)
     change(header, tensors)
     shutil.rmtree(where)
     version = header["version"]
     content = {k: v for k, v in header.items() if k not in ("format", "version", "tensors", "sha256", "header_sha256")}
-    save_bundle(where, "cebm.policy", version, content, tensors)
+    save_bundle(where, FORMAT, version, content, tensors)
 
 
 def refused(where: Path, message: str) -> None:
@@ -796,7 +903,7 @@ def test_altered_newer_and_missing_files_are_refused(saved: Path, tmp_path: Path
     assert header.read_text() != text
     refused(saved, "damaged or altered")
     header.write_text(text)
-    rewrite(saved, lambda header, tensors: header.update(version=2))
+    rewrite(saved, lambda header, tensors: header.update(version=VERSION + 1))
     refused(saved, "written by a newer cebm")
 
 
@@ -809,7 +916,7 @@ def test_what_is_saved_is_legible(saved: Path) -> None:
 # -------------------------------------------------------------------------------------------- networks
 
 
-@pytest.mark.parametrize("kind", ["mlp", "residual", "regression", "mixture-density"])
+@pytest.mark.parametrize("kind", ["mlp", "residual", "regression", "mixture-density", "tilted"])
 def test_a_network_is_built_as_described(kind: str, generator: torch.Generator) -> None:
     network = Network(kind, 24, 3, components=5, init="torch")  # type: ignore[arg-type]
     energy: EnergyModel = network.build(3, 2, generator)
@@ -817,9 +924,9 @@ def test_a_network_is_built_as_described(kind: str, generator: torch.Generator) 
     assert network.explicit == (kind in ("regression", "mixture-density"))
     first, *_, last = energy.parameters()
     assert first.shape[0] == 24
-    assert last.shape[0] == {"regression": 2, "mixture-density": 5 * (1 + 2 * 2)}.get(kind, 1)
+    assert last.shape[0] == {"regression": 2, "mixture-density": 5 * 2, "tilted": 5 * 2}.get(kind, 1)
     hidden = [p for p in energy.parameters() if p.shape == (24, 24)]
-    assert len(hidden) == (6 if kind == "residual" else 2)
+    assert len(hidden) == {"residual": 6, "mixture-density": 4, "tilted": 6}.get(kind, 2)
 
 
 def test_network_settings_reach_the_energy(generator: torch.Generator, unchecked_shapes: None) -> None:

@@ -18,11 +18,12 @@ import cebm.storage
 from cebm.demonstrations import Demonstrations
 from cebm.envs.particle import ParticleTask, collect_particle
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
-from cebm.policy import ImplicitPolicy, Network, load
+from cebm.explicit import TiltedEnergy
+from cebm.policy import FORMAT, VERSION, ImplicitPolicy, Network, load
 from cebm.samplers import Langevin
 from cebm.storage import StorageError, load_bundle
 from cebm.training import TIMES, Interrupted, Job, Trainer, TrainingError, fit, load_job, load_metrics, resume, train
-from cebm.trials import TRIALS, Trial, find_trial
+from cebm.trials import TRIALS, Learner, Trial, find_trial
 
 
 def small(trial: Trial) -> Trial:
@@ -63,7 +64,7 @@ def comparable(rows: list[dict]) -> list[dict]:
 
 def same_weights(one: Path, other: Path) -> bool:
     for part in ("policy", "best"):
-        a, b = (load_bundle(run / part, "cebm.policy", 1)[1] for run in (one, other))
+        a, b = (load_bundle(run / part, FORMAT, VERSION)[1] for run in (one, other))
         if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
             return False
     return True
@@ -411,3 +412,86 @@ def test_the_papers_trials_are_as_its_training_setup_says() -> None:
         assert (sampler.step_clip, sampler.clip_convention, sampler.margin) == (0.25, "range", 0.05)
         assert (trial.negatives == "mas") == name.endswith(("mas", "maxent"))
     assert TRIALS["correct-mas-maxent"].marginal_objective == "maxent" and TRIALS["ibc-mas"].marginal_width == 64
+
+
+# -------------------------------------------------------------------------------------------- steady, and its parts
+
+
+def make_trainer(trial: Trial, steps: int | None = None, episodes: int = 10) -> Trainer:
+    data = collect_particle(ParticleTask(steps=12), episodes, 0)
+    return Trainer(trial, data, data, limits=(0.0, 1.0), steps=steps)
+
+
+def test_the_cosine_rises_and_ends_at_zero() -> None:
+    trainer = make_trainer(replace(small(TRIALS["ibc"]), schedule="cosine", learning_rate=2e-3), 400)
+    rates = []
+    for step in (0, 49, 99, 200, 399):
+        trainer.step_count = step
+        trainer.step()
+        rates.append(trainer.optimiser.param_groups[0]["lr"])
+    expected = [2e-5, 1e-3, 2e-3, 2e-3, 2e-3]
+    for i, step in enumerate((0, 49, 99, 200, 399)):
+        expected[i] *= 0.5 * (1 + np.cos(np.pi * step / 400))
+    assert rates == pytest.approx(expected)
+    assert rates[-1] < 1e-7
+
+
+def test_a_cosine_needs_to_know_its_end() -> None:
+    with pytest.raises(ValueError, match="steps must be given"):
+        make_trainer(replace(small(TRIALS["ibc"]), schedule="cosine"))
+
+
+def test_smoothing_adds_noise_of_that_size_to_the_demonstrated_actions(generator: torch.Generator) -> None:
+    """Seen by the loss of a mixture whose one component is N(0, 1): its mean over zeros is known."""
+    trial = replace(TRIALS["mdn"], network=Network("mixture-density", 4, 0, components=1, smoothing=0.5))
+    learner = Learner(trial, 1, 2, generator)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.zero_()
+    n = 20_000
+    learner_loss = learner.loss(torch.zeros(n, 1), torch.zeros(n, 2), generator)[0].item()
+    variance = np.exp(-5) + 0.25
+    expected = np.log(2 * np.pi * variance) + 0.25 / variance  # two dimensions of ½ log 2πσ² + s²/2σ²
+    # ‖noise‖²/2σ² has the deviation s²/σ² in two dimensions.
+    assert abs(learner_loss - expected) < 6 * 0.25 / variance / np.sqrt(n)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": "mcmc"}, "goes with objective 'info-nce'"),
+        ({"negatives": "chains"}, "negatives proposal, not 'info-nce' and 'chains'"),
+        ({"network": Network()}, "negatives 'proposal' need a tilted network"),
+        ({"network": Network("tilted", proposal="marginal"), "negatives": "uniform"}, "in-batch or mas or proposal"),
+    ],
+)
+def test_what_does_not_go_with_a_tilted_network_is_named(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TRIALS["steady"], **change)
+
+
+def test_the_parts_of_a_tilted_energy_train_apart(generator: torch.Generator) -> None:
+    """The proposal's gradient is that of its likelihood alone, the tilt's that of InfoNCE alone."""
+    trial = small(TRIALS["steady"])
+    learner = Learner(trial, 3, 2, generator)
+    obs, actions = torch.randn(20, 3, generator=generator), torch.rand(20, 2, generator=generator)
+    loss, log = learner.loss(obs, actions, generator)
+    loss.backward()
+    energy = learner.conditional
+    assert isinstance(energy, TiltedEnergy)
+    assert all(parameter.grad is not None for parameter in energy.parameters())
+    assert loss.item() == pytest.approx(float(log["loss"] + log["proposal_loss"]))
+    # A tilt that is 0 everywhere gives log(1 + M), whatever the proposal.
+    with torch.no_grad():
+        for parameter in energy.tilt.parameters():
+            parameter.zero_()
+    log = learner.loss(obs, actions, generator)[1]
+    assert float(log["loss"]) == pytest.approx(np.log(1 + trial.negative_count))
+
+
+def test_checkpoints_can_all_be_kept(tmp_path: Path) -> None:
+    for keep, names in ((0, 4), (3, 3)):
+        train(small_job(keep_checkpoints=keep), tmp_path / str(keep))
+        assert len(list((tmp_path / str(keep) / "checkpoints").iterdir())) == names
+    with pytest.raises(ValueError, match="keep_checkpoints must not be negative"):
+        small_job(keep_checkpoints=-1)

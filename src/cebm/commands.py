@@ -20,7 +20,7 @@ from cebm.trials import TRIALS, Trial, find_trial
 if TYPE_CHECKING:
     from cebm.cli import Eval
 
-DEFAULT_TRIAL = "ibc"
+DEFAULT_TRIAL = "steady"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TrainArguments:
     evaluation_episodes: int = 100
     """Episodes per evaluation along the way."""
     evaluation_candidates: int = 64
-    """Candidates of the acting search in these evaluations."""
+    """Candidates of the acting search in these evaluations, at most."""
     device: str = "cpu"
     """Where to train."""
     threads: int | None = None

@@ -81,8 +81,8 @@ PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
 class FeedForwardEnergy(EnergyModel):
     """Abstract: E(x, y) = trunk(W_x x + W_y y + b). The observation's part W_x x + b is the context.
 
-    On a CPU, gradients run in blocks of rows that stay in cache: nothing as large as the batch is ever written
-    but the results. On other devices a block is the whole batch.
+    On a CPU all work runs in blocks of rows that stay in cache. Of the chain's gradients nothing as large as the
+    batch is ever written but the results. On other devices a block is the whole batch.
     """
 
     def __init__(
@@ -128,11 +128,34 @@ class FeedForwardEnergy(EnergyModel):
 
     def energies(self, context: Context, actions: Actions) -> Energies:
         self.check(context, actions)
-        return self.trunk(context.unsqueeze(1) + F.linear(actions, self._action_matrix()))
+        return self.input_energies(context, actions, self._action_matrix())
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
         self.check(context, actions)
         return self.input_gradients(context, actions, self._action_matrix())
+
+    def input_energies(
+        self,
+        context: Context,
+        inputs: Float[Tensor, "batch samples inputs"],
+        matrix: Float[Tensor, "width inputs"],
+    ) -> Energies:
+        """E = trunk(context + matrix·inputs): `inputs` are the actions, or whole pairs (x, y).
+
+        Autograd keeps the activations that it needs, but what it does with them happens block by block, forward
+        and backward. A block is twice as large here, since each also adds a share to the weights' gradients.
+        A compiler plans its own memory, and cannot ask for the number of threads.
+        """
+        batch, samples, _ = inputs.shape
+        rows = batch * samples
+        if inputs.device.type == "cpu" and not torch.compiler.is_compiling():
+            rows = max(1, 2 * _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+        tall = max(1, rows // samples)
+        bands = []
+        for shared, band in zip(context.split(tall), inputs.split(tall), strict=True):
+            parts = [self.trunk(shared.unsqueeze(1) + F.linear(part, matrix)) for part in band.split(rows, 1)]
+            bands.append(torch.cat(parts, 1))
+        return torch.cat(bands)
 
     def input_gradients(
         self,
@@ -140,7 +163,7 @@ class FeedForwardEnergy(EnergyModel):
         inputs: Float[Tensor, "batch samples inputs"],
         matrix: Float[Tensor, "width inputs"],
     ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
-        """E and ∇E for E = trunk(context + matrix·inputs): `inputs` are the actions, or whole pairs (x, y)."""
+        """E and ∇E of the same, with respect to `inputs`."""
         batch, samples, _ = inputs.shape
         if torch.is_grad_enabled() or inputs.device.type != "cpu":
             pre = context.unsqueeze(1) + F.linear(inputs, matrix)
@@ -336,7 +359,7 @@ class PairEnergy(EnergyModel):
 
     def energies(self, context: Context, actions: Actions) -> Energies:
         self.check(context, actions)
-        return self.network.trunk(context.unsqueeze(1) + F.linear(actions, self.network.first.matrix()))
+        return self.network.input_energies(context, actions, self.network.first.matrix())
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
         self.check(context, actions)

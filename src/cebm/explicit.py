@@ -1,16 +1,17 @@
 """The explicit baselines: a mean (MSE) and a mixture density. Both are energies with a known normaliser, so that
-they train, save, score and act through the same code as the implicit ones; only the search is not needed."""
+they train, save, score and act through the same code as the implicit ones; only the search is not needed.
+A `TiltedEnergy` is the implicit energy that builds on one."""
 
 from abc import abstractmethod
 from itertools import pairwise
-from math import log, pi
+from math import inf, log, pi
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Init, Linear, Obs, autograd_gradients
+from cebm.energy import Actions, Context, Energies, EnergyModel, Init, Linear, Obs, WeightedSum
 
 
 class ExplicitEnergy(EnergyModel):
@@ -81,7 +82,12 @@ class RegressionEnergy(ExplicitEnergy):
 
 
 class MixtureDensityEnergy(ExplicitEnergy):
-    """E(x, y) = −log Σ_k w_k(x) N(y; μ_k(x), diag σ_k(x)²). The context is (log w, μ, log σ)."""
+    """E(x, y) = −log Σ_k w_k(x) N(y; μ_k(x), diag σ_k(x)²), σ_k² = floor² + e^{2s_k}. The context is (log w, μ, log σ).
+
+    Weights and components have a network each: in one shared trunk the regression of the means drowns the
+    classification, which is what a multimodal expert is about. Means have a linear path from the observation beside
+    it, as actions so often are a part of what is seen. With `obs_dim` 0 it is a marginal p(y).
+    """
 
     def __init__(
         self,
@@ -90,31 +96,41 @@ class MixtureDensityEnergy(ExplicitEnergy):
         width: int = 256,
         hidden_layers: int = 2,
         components: int = 8,
+        floor: float = 0.0,
         init: Init = "torch",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if components < 1:
             raise ValueError(f"components must be at least 1, got {components}")
-        self.components = components
+        if not 0 <= floor < inf:
+            raise ValueError(f"floor must be at least 0 and finite, got {floor}")
+        self.components, self.floor = components, floor
         self.obs_dim, self.act_dim = obs_dim, act_dim
         self.context_dim = components * (1 + 2 * act_dim)
-        self.trunk = Trunk(obs_dim, self.context_dim, width, hidden_layers, init, generator)
+        self.weighing = Trunk(obs_dim, components, width, hidden_layers, init, generator)
+        self.placing = Trunk(obs_dim, 2 * components * act_dim, width, hidden_layers, init, generator)
+        self.linear = Linear(obs_dim, components * act_dim, init, generator=generator)
 
     def encode(self, obs: Obs) -> Context:
+        if self.obs_dim == 0:
+            obs = obs.new_empty(obs.shape[0], 0)
         self.check_obs(obs)
-        return self.trunk(obs)
+        means, log_stds = self.placing(obs).chunk(2, 1)
+        # σ stays in [e⁻⁷, e²]: a component that collapses onto one demonstration would make the loss unbounded.
+        log_stds = 4.5 * torch.tanh(log_stds / 4.5) - 2.5
+        if self.floor:
+            log_stds = 0.5 * (2 * log_stds).exp().add(self.floor**2).log()
+        return torch.cat([self.weighing(obs).log_softmax(1), means + self.linear(obs), log_stds], 1)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
-        self.check(context, actions)
-        log_weights, means, log_stds = self._mixture(context)
-        scaled = (actions.unsqueeze(2) - means.unsqueeze(1)) * (-log_stds).exp().unsqueeze(1)
-        normaliser = log_stds.sum(-1) + 0.5 * self.act_dim * log(2 * pi)
-        parts = -0.5 * scaled.square().sum(-1) + (log_weights - normaliser).unsqueeze(1)
-        return -parts.logsumexp(-1)
+        return -self._parts(context, actions)[0].logsumexp(-1)
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        return autograd_gradients(lambda y: self.energies(context, y), actions)
+        """∇E = Σ_k r_k (y − μ_k)/σ_k², with r_k the share of component k in the density at y."""
+        parts, pull = self._parts(context, actions)
+        gradients = (parts.softmax(-1).unsqueeze(-1) * pull).sum(2)
+        return -parts.logsumexp(-1), gradients
 
     def best(self, context: Context) -> Float[Tensor, "batch act"]:
         """The component mean with the most probability around it: where the density, smoothed by N(0, 0.05²), is
@@ -128,15 +144,75 @@ class MixtureDensityEnergy(ExplicitEnergy):
         return means[torch.arange(len(means), device=means.device), index]
 
     def draw(self, context: Context, n: int, generator: torch.Generator) -> Actions:
+        return self.place(context, *self.numbers(len(context), n, context, generator))
+
+    def numbers(self, rows: int, n: int, like: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The randomness of `n` draws for each of `rows`: uniform and normal numbers."""
+        uniform = torch.rand((rows, n), generator=generator, dtype=like.dtype, device=like.device)
+        shape = (rows, n, self.act_dim)
+        return uniform, torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+    def place(
+        self, context: Context, uniform: Float[Tensor, "batch n"], normal: Float[Tensor, "batch n act"]
+    ) -> Float[Tensor, "batch n act"]:
+        """The draws that these numbers make: the component by inversion, then its mean and deviation."""
         log_weights, means, log_stds = self._mixture(context)
-        component = torch.multinomial(log_weights.exp(), n, replacement=True, generator=generator)
+        steps = log_weights.exp().cumsum(1).contiguous()
+        component = torch.searchsorted(steps, uniform.contiguous(), right=True).clamp_max(self.components - 1)
         index = component.unsqueeze(-1).expand(-1, -1, self.act_dim)
-        noise = torch.randn(index.shape, generator=generator, dtype=means.dtype, device=means.device)
-        return means.gather(1, index) + log_stds.exp().gather(1, index) * noise
+        return means.gather(1, index) + log_stds.exp().gather(1, index) * normal
+
+    def _parts(
+        self, context: Context, actions: Actions
+    ) -> tuple[Float[Tensor, "batch samples k"], Float[Tensor, "batch samples k act"]]:
+        """log w_k N(y; μ_k, σ_k²), and (y − μ_k)/σ_k²."""
+        self.check(context, actions)
+        log_weights, means, log_stds = self._mixture(context)
+        away = actions.unsqueeze(2) - means.unsqueeze(1)
+        pull = away * (-2 * log_stds).exp().unsqueeze(1)
+        normaliser = log_stds.sum(-1) + 0.5 * self.act_dim * log(2 * pi)
+        return -0.5 * (away * pull).sum(-1) + (log_weights - normaliser).unsqueeze(1), pull
 
     def _mixture(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         k, act = self.components, self.act_dim
-        logits, means, log_stds = context.split([k, k * act, k * act], 1)
-        # σ stays in [e⁻⁷, e²]: a component that collapses onto one demonstration would make the loss unbounded.
-        log_stds = 4.5 * torch.tanh(log_stds / 4.5) - 2.5
-        return logits.log_softmax(1), means.view(-1, k, act), log_stds.view(-1, k, act)
+        log_weights, means, log_stds = context.split([k, k * act, k * act], 1)
+        return log_weights, means.view(-1, k, act), log_stds.view(-1, k, act)
+
+
+class TiltedEnergy(EnergyModel):
+    """E(x, y) = −log q(y|x) + f(x, y): a density that is known and can be drawn from, tilted by an energy.
+
+    InfoNCE with negatives from q learns f = log q/p + c(x) (ranking NCE, with E in place of f). Then E is −log p up to
+    c(x), and f stays as small as q is good: a sharp p asks for large energies of neither the network nor the loss.
+    The context is (that of f, that of q).
+    """
+
+    def __init__(self, proposal: MixtureDensityEnergy, tilt: EnergyModel) -> None:
+        super().__init__()
+        self.total = WeightedSum([tilt, proposal], [1.0, 1.0])
+        self.obs_dim, self.act_dim, self.context_dim = self.total.obs_dim, self.total.act_dim, self.total.context_dim
+
+    @property
+    def tilt(self) -> EnergyModel:
+        """f."""
+        return next(self.total.parts())
+
+    @property
+    def proposal(self) -> MixtureDensityEnergy:
+        """−log q."""
+        proposal = list(self.total.parts())[1]
+        assert isinstance(proposal, MixtureDensityEnergy)
+        return proposal
+
+    def encode(self, obs: Obs) -> Context:
+        return self.total.encode(obs)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        return self.total.energies(context, actions)
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return self.total.energies_and_gradients(context, actions)
+
+    def of_proposal(self, context: Context) -> Float[Tensor, "batch part"]:
+        """The proposal's part of the context."""
+        return context[:, self.tilt.context_dim :]

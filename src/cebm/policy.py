@@ -5,6 +5,7 @@ Policies keep no state between calls and may be called from several threads; `Ru
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, TypeVar
@@ -16,22 +17,24 @@ from torch import Tensor
 
 from cebm import __version__
 from cebm.energy import Actions, Energies, EnergyModel, Init, MLPEnergy, ResidualEnergy
-from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy
+from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
 from cebm.samplers import MALA, Constant, DerivativeFree, Exponential, Langevin, Polynomial, run
 from cebm.spaces import Box, check_finite
 from cebm.storage import StorageError, from_json, load_bundle, save_bundle, take, to_json
 
-FORMAT, VERSION = "cebm.policy", 1
+FORMAT, VERSION = "cebm.policy", 2
 Array = TypeVar("Array", np.ndarray, Tensor)
 ActingSampler = Langevin | MALA | DerivativeFree
+Choice = Literal["minimum", "draw"]
 
 
 @dataclass(frozen=True)
 class Network:
     """The architecture of an energy; travels with the weights."""
 
-    kind: Literal["mlp", "residual", "regression", "mixture-density"] = "mlp"
-    """The paper's MLP, the reference code's residual network, or an explicit baseline."""
+    kind: Literal["mlp", "residual", "regression", "mixture-density", "tilted"] = "mlp"
+    """The paper's MLP, the reference code's residual network, an explicit baseline, or a mixture density tilted by the
+    MLP."""
     width: int = 256
     """Hidden units per layer."""
     hidden_layers: int = 2
@@ -44,6 +47,15 @@ class Network:
     """Divide each weight matrix by its largest singular value (implicit networks)."""
     components: int = 8
     """Components of the mixture density."""
+    proposal: Literal["conditional", "marginal"] = "conditional"
+    """Whether the mixture that is tilted is q(y|x), or p̂(y), which does not look at the observation."""
+    smoothing: float = 0.0
+    """Standard deviation s of the noise that demonstrated actions get in training, normalised units: the energy is
+    that of p(y|x) smoothed by N(0, s²), whose curvature is at most 1/s². No component of a mixture is narrower."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < inf:
+            raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
 
     @property
     def explicit(self) -> bool:
@@ -54,16 +66,18 @@ class Network:
         """The energy, its weights drawn from `generator`."""
         if self.kind == "regression":
             return RegressionEnergy(obs_dim, act_dim, self.width, self.hidden_layers, self.init, generator)
+        sizes = (obs_dim, act_dim, self.width, self.hidden_layers)
         if self.kind == "mixture-density":
-            return MixtureDensityEnergy(
-                obs_dim, act_dim, self.width, self.hidden_layers, self.components, self.init, generator
-            )
-        if self.kind not in ("mlp", "residual"):
+            return MixtureDensityEnergy(*sizes, self.components, self.smoothing, self.init, generator)
+        if self.kind not in ("mlp", "residual", "tilted"):
             raise ValueError(f"kind: there is no {self.kind!r} network")
-        network = MLPEnergy if self.kind == "mlp" else ResidualEnergy
-        return network(
-            obs_dim, act_dim, self.width, self.hidden_layers, self.dropout, self.init, self.spectral_norm, generator
-        )
+        network = ResidualEnergy if self.kind == "residual" else MLPEnergy
+        energy = network(*sizes, self.dropout, self.init, self.spectral_norm, generator)
+        if self.kind == "tilted":
+            seen = obs_dim if self.proposal == "conditional" else 0
+            mixture = MixtureDensityEnergy(seen, *sizes[1:], self.components, self.smoothing, "torch", generator)
+            return TiltedEnergy(mixture, energy)
+        return energy
 
 
 @dataclass(frozen=True)
@@ -246,12 +260,18 @@ class Policy(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ImplicitPolicy(Policy):
-    """Acting is ŷ = argmin_y E(x, y): candidates from the box are moved by the sampler, the lowest energy wins."""
+    """Acting is a search: candidates (from the energy's own proposal where it has one, else from the box) are moved by
+    the sampler, and one is chosen: ŷ = argmin_y E(x, y), or ŷ ~ p(y|x)."""
 
     sampler: ActingSampler = Langevin("ibc", noise=0.01)
     """Moves the candidates."""
     candidates: int = 512
     """How many."""
+    choice: Choice = "minimum"
+    """'minimum': the lowest energy. 'draw': candidate i with probability ∝ exp(−Eᵢ)/qᵢ, by its energy and its density
+    before it moved; so the modes are taken as often as demonstrated, and the sampler then climbs to the mode's top."""
+    keep: int = 0
+    """Candidates that go on after a first look at their energies, the others are not moved. 0: all."""
     _milliseconds: dict[tuple[int, int, int | None], float] = field(default_factory=dict, init=False, repr=False)
     """Measured times by candidates, batch and steps; the one thing that a call may leave behind."""
 
@@ -271,25 +291,52 @@ class ImplicitPolicy(Policy):
         if budget_ms is not None:
             candidates = self.candidates_within(budget_ms, len(rows), steps)
         count = self.candidates if candidates is None else candidates
-        # Without a generator all rows get the same candidates: an action then hardly depends on its batch.
+        # Without a generator all rows get the same numbers: an action then hardly depends on its batch.
         shared = generator is None
         generator = self._generator(generator)
         with torch.no_grad():
             context = self.energy.encode(self.obs_box.normalise(rows))
-            start = self.act_box.sample(1 if shared else len(rows), count, generator=generator)
-            start = start.expand(len(rows), -1, -1)
+            start, log_q = self._start(context, count, shared, generator)
             if previous is not None:
-                start, sampler = self._warm(start, previous, sampler, generator)
+                start, sampler = self._warm(self._from_box(len(rows), count, shared, generator), previous, sampler)
+                log_q = torch.zeros_like(log_q)
+            if self.choice == "draw" or 0 < self.keep < count:
+                # Clipped: an action beyond the limits is not available.
+                looks = -self._energies(context, self._clip(start))
+                if self.choice == "draw":  # the largest of log-probability + Gumbel noise is a draw
+                    uniform = torch.rand(
+                        (1 if shared else len(rows), count), generator=generator, dtype=looks.dtype, device=looks.device
+                    )
+                    looks = looks - log_q - (-uniform.clamp_min(1e-30).log()).log()
+                best = looks.topk(min(self.keep or count, count), dim=1).indices
+                start = start.gather(1, best.unsqueeze(-1).expand(-1, -1, start.shape[2]))
             actions = self._clip(run(sampler, self.energy, context, start, generator).actions)
-            energies = self.energy.energies(context, actions)
-            # A candidate without an energy comes last; the minimum would take it for the best.
-            energies = energies.where(actions.isfinite().all(-1) & ~energies.isnan(), torch.inf)
-            energy, index = energies.min(1)
-            if bool((energy == torch.inf).any()):
-                row = int((energy == torch.inf).nonzero()[0])
+            energies = self._energies(context, actions)
+            index = energies.argmin(1) if self.choice == "minimum" else energies.new_zeros(len(rows), dtype=torch.long)
+            each = torch.arange(len(rows), device=actions.device)
+            if bool((energies[each, index] == torch.inf).any()):
+                row = int((energies[each, index] == torch.inf).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
-            chosen = actions[torch.arange(len(rows), device=actions.device), index]
-            return self._proposal(actions, energies, chosen, energy)
+            return self._proposal(actions, energies, actions[each, index], energies[each, index])
+
+    def _start(self, context: Tensor, count: int, shared: bool, generator: torch.Generator) -> tuple[Actions, Energies]:
+        """Candidates before they move, and log q of each up to a constant."""
+        if not isinstance(self.energy, TiltedEnergy):
+            start = self._from_box(len(context), count, shared, generator)
+            return start, start.new_zeros(start.shape[:2])
+        proposal, known = self.energy.proposal, self.energy.of_proposal(context)
+        numbers = proposal.numbers(1 if shared else len(context), count, context, generator)
+        uniform, normal = (part.expand(len(context), *part.shape[1:]) for part in numbers)
+        start = proposal.place(known, uniform, normal)
+        return start, -proposal.energies(known, start)
+
+    def _from_box(self, rows: int, count: int, shared: bool, generator: torch.Generator) -> Actions:
+        return self.act_box.sample(1 if shared else rows, count, generator=generator).expand(rows, -1, -1)
+
+    def _energies(self, context: Tensor, actions: Actions) -> Energies:
+        """A candidate without an energy comes last; the minimum would take it for the best."""
+        energies = self.energy.energies(context, actions)
+        return energies.where(actions.isfinite().all(-1) & ~energies.isnan(), torch.inf)
 
     def candidates_within(self, budget_ms: float, batch: int = 1, steps: int | None = None) -> int:
         """How many candidates fit into the time. Sizes are timed here and now when first needed, five calls each, and
@@ -319,11 +366,14 @@ class ImplicitPolicy(Policy):
         return self._milliseconds[key]
 
     def _settings(self) -> dict[str, Any]:
-        return {"sampler": to_json(self.sampler), "candidates": self.candidates}
+        return {
+            "sampler": to_json(self.sampler),
+            "candidates": self.candidates,
+            "choice": self.choice,
+            "keep": self.keep,
+        }
 
-    def _warm(
-        self, start: Actions, previous: Any, sampler: ActingSampler, generator: torch.Generator
-    ) -> tuple[Actions, ActingSampler]:
+    def _warm(self, start: Actions, previous: Any, sampler: ActingSampler) -> tuple[Actions, ActingSampler]:
         """Starts within a few percent of the last action and keeps the steps as small: 0.02 of 2, whatever they are."""
         rows = self._rows(previous, "previous", self.energy.act_dim)
         if len(rows) != len(start):
@@ -414,7 +464,8 @@ def _rebuild(
         return ExplicitPolicy(**shared)
     samplers = [Langevin, MALA, DerivativeFree, Constant, Polynomial, Exponential]
     sampler = from_json(take(header, "sampler", where), samplers, where)
-    return ImplicitPolicy(**shared, sampler=sampler, candidates=take(header, "candidates", where))
+    search = {name: take(header, name, where) for name in ("candidates", "choice", "keep")}
+    return ImplicitPolicy(**shared, sampler=sampler, **search)
 
 
 class Runner:

@@ -74,15 +74,19 @@ class Job:
     evaluation_episodes: int = 100
     """Episodes per evaluation along the way."""
     evaluation_candidates: int = 64
-    """Candidates of the acting search in these evaluations."""
+    """Candidates of the acting search in these evaluations, at most."""
     device: str = "cpu"
     """Where to train."""
+    keep_checkpoints: int = 2
+    """Checkpoints to keep, the newest; 0: all, for studies of how training goes."""
 
     def __post_init__(self) -> None:
         least = {"episodes": 1, "steps": 1, "log_every": 1, "evaluate_every": 1, "checkpoint_every": 1}
         for name, value in {**least, "evaluation_episodes": 1, "evaluation_candidates": 1}.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        if self.keep_checkpoints < 0:
+            raise ValueError(f"keep_checkpoints must not be negative, got {self.keep_checkpoints}")
         if self.task is None and self.data is None:
             raise ValueError("a run needs a task or data")
 
@@ -123,7 +127,12 @@ class Trainer:
         seed: int = 0,
         device: torch.device | str = "cpu",
         limits: tuple[float, float] | None = None,
+        steps: int | None = None,
     ) -> None:
+        """`steps` is the length of the run, which a cosine schedule needs to know."""
+        if trial.schedule == "cosine" and steps is None:
+            raise ValueError("steps must be given for a trial whose learning rate follows a cosine")
+        self.steps = steps
         self.trial, self.seed, self.device, self.limits = trial, seed, torch.device(device), limits
         self.training = training.windows(trial.history, trial.horizon)
         self.validation = validation.windows(trial.history, trial.horizon)
@@ -148,9 +157,8 @@ class Trainer:
         loss or its gradient is not finite: that is a FloatingPointError, or a ValueError that names the energy."""
         self.learner.train()
         obs, actions = self._batch(self.step_count)
-        decays = self.step_count // (self.steps_per_epoch * self.trial.decay_epochs)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.trial.learning_rate * self.trial.decay**decays
+            group["lr"] = self._learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
         with self._dropout_randomness():
             loss, log = self.learner.loss(obs, actions, self.generator)
@@ -174,6 +182,14 @@ class Trainer:
                     layer.power_iterate()  # averaged weights have spectral norms of their own
         return log
 
+    def _learning_rate(self) -> float:
+        """That of the next step."""
+        peak, step = self.trial.learning_rate, self.step_count
+        if self.trial.schedule == "cosine":
+            assert self.steps is not None
+            return peak * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
+        return peak * self.trial.decay ** (step // (self.steps_per_epoch * self.trial.decay_epochs))
+
     def policy(self) -> ImplicitPolicy | ExplicitPolicy:
         """The policy as of now: a copy, so that training can go on."""
         energy = copy.deepcopy(self.learner.conditional if self.average is None else self.average).eval()
@@ -195,7 +211,9 @@ class Trainer:
             shared |= {"high": torch.full_like(self.act_box.centre, self.limits[1])}
         if self.trial.network.explicit:
             return ExplicitPolicy(**shared)
-        return ImplicitPolicy(**shared, sampler=self.trial.acting, candidates=self.trial.candidates)
+        return ImplicitPolicy(
+            **shared, sampler=self.trial.acting, candidates=self.trial.candidates, choice=self.trial.choice
+        )
 
     def validate(self, policy: ImplicitPolicy | ExplicitPolicy, candidates: int, pairs: int = 256) -> dict[str, float]:
         """Action errors on training and validation pairs, and the bound on mutual information on the latter.
@@ -290,7 +308,7 @@ def fit(
     actions: Any,
     episode_ends: Any = None,
     *,
-    trial: Trial | str = "ibc",
+    trial: Trial | str = "steady",
     steps: int = 2000,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -307,7 +325,7 @@ def fit(
             raise ValueError("episode_ends must be given for a trial with history or horizon")
         episode_ends = np.arange(1, len(obs) + 1)
     demonstrations = Demonstrations.from_arrays(obs, actions, episode_ends)
-    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device)
+    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device, steps=steps)
     for _ in range(steps):
         trainer.step()
     return trainer.policy()
@@ -380,7 +398,7 @@ def load_metrics(directory: str | Path) -> list[dict[str, Any]]:
 def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
     training, validation, task = demonstrations_of(job)
     limits = (0.0, 1.0) if task is not None else None
-    trainer = Trainer(job.trial, training, validation, job.seed, job.device, limits)
+    trainer = Trainer(job.trial, training, validation, job.seed, job.device, limits, job.steps)
     best = _restore(trainer, where)
     rows = [row for row in load_metrics(where) if row["step"] <= trainer.step_count]
     began = perf_counter() - (rows[-1]["seconds"] if rows else 0.0)
@@ -415,7 +433,7 @@ def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
                     best = _evaluate(trainer, job, task, where, best, write)
                     timer = perf_counter()
                 if step % job.checkpoint_every == 0 or last or stop:
-                    _save_checkpoint(trainer, where, best)
+                    _save_checkpoint(trainer, where, best, job.keep_checkpoints)
                     last_good = step
                 if stop and not last:
                     raise Interrupted(f"stopped at step {step} on request; resume continues from there")
@@ -438,7 +456,8 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Logs an evaluation and keeps the policy if it is the best so far: by success, then by action error."""
     policy = trainer.policy()
-    row: dict[str, Any] = {"kind": "evaluation", **trainer.validate(policy, job.evaluation_candidates)}
+    candidates = min(job.evaluation_candidates, job.trial.candidates)
+    row: dict[str, Any] = {"kind": "evaluation", **trainer.validate(policy, candidates)}
     score = [0.0, -row["validation_action_error"]]
     if task is not None:
         result = evaluate(
@@ -447,7 +466,7 @@ def _evaluate(
             episodes=job.evaluation_episodes,
             seed=VALIDATION_SEED,
             latency_calls=0,
-            candidates=job.evaluation_candidates,
+            candidates=candidates,
         ).summary()
         names = ("success", "success_low", "success_high", "min_distance_first", "min_distance_second")
         row |= {name: result[name] for name in names}
@@ -459,11 +478,11 @@ def _evaluate(
     return {"step": trainer.step_count, "score": score}
 
 
-def _save_checkpoint(trainer: Trainer, where: Path, best: dict[str, Any]) -> None:
+def _save_checkpoint(trainer: Trainer, where: Path, best: dict[str, Any], keep: int) -> None:
     directory = where / "checkpoints" / f"step-{trainer.step_count:08d}"
     header = {"step": trainer.step_count, "best": best}
     save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, trainer.state())
-    for old in _checkpoints(where)[2:]:
+    for old in _checkpoints(where)[keep:] if keep else []:
         for file in old.iterdir():
             file.unlink()
         old.rmdir()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cebm import negatives as sources
 from cebm.energy import EnergyModel, FeedForwardEnergy, JointEnergy
-from cebm.explicit import ExplicitEnergy
+from cebm.explicit import ExplicitEnergy, TiltedEnergy
 from cebm.objectives import (
     gradient_penalty,
     importance_nll,
@@ -22,12 +22,12 @@ from cebm.objectives import (
     positive_l2,
     ranking_nce,
 )
-from cebm.policy import Network
+from cebm.policy import Choice, Network
 from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Polynomial
 from cebm.spaces import Scaling
 
 Objective = Literal["info-nce", "ranking-nce", "nll", "mcmc", "maxent", "likelihood"]
-NegativeSource = Literal["chains", "long-chain", "uniform", "in-batch", "gaussian-mixture", "replay", "mas"]
+NegativeSource = Literal["chains", "long-chain", "uniform", "in-batch", "gaussian-mixture", "replay", "mas", "proposal"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Trial:
     objective: Objective = "info-nce"
     """The loss. 'likelihood' is the mean energy of the data, for explicit networks, which are normalised."""
     negatives: NegativeSource = "chains"
-    """Where negative actions come from."""
+    """Where negative actions come from. 'proposal': the mixture density of a tilted network, and only there."""
     negative_count: int = 8
     """Negatives per example (the paper is silent: our reading)."""
     sampler: Langevin | MALA | DerivativeFree = Langevin("ibc", noise=0.1)
@@ -74,6 +74,9 @@ class Trial:
     """Examples per step."""
     learning_rate: float = 1e-3
     """Adam's."""
+    schedule: Literal["decay", "cosine"] = "decay"
+    """'decay': by `decay` every `decay_epochs` epochs. 'cosine': up over 100 steps, then half a cosine down to 0 at the
+    end of the run."""
     decay: float = 0.99
     """What the learning rate is multiplied by every `decay_epochs` epochs."""
     decay_epochs: int = 100
@@ -84,6 +87,8 @@ class Trial:
     """Searches for the action of lowest energy (implicit networks)."""
     candidates: int = 512
     """Candidates of that search (the paper is silent: our reading)."""
+    choice: Choice = "minimum"
+    """Whether the best of them acts, or one drawn from p(y|x)."""
 
     def __post_init__(self) -> None:
         for name in ("negative_count", "history", "horizon", "batch_size", "decay_epochs", "candidates"):
@@ -93,6 +98,16 @@ class Trial:
             raise ValueError("learning_rate must be positive, decay in (0, 1], ema in [0, 1)")
         if self.network.explicit != (self.objective == "likelihood"):
             raise ValueError(f"objective {self.objective!r} does not go with a {self.network.kind!r} network")
+        if self.network.kind == "tilted":
+            # The tilt is the log-ratio of where the negatives come from to the data, and q is what is put back.
+            fitting = ("proposal",) if self.network.proposal == "conditional" else ("in-batch", "mas", "proposal")
+            if self.objective != "info-nce" or self.negatives not in fitting:
+                raise ValueError(
+                    f"a tilted network with a {self.network.proposal} proposal goes with objective 'info-nce' and "
+                    f"negatives {' or '.join(fitting)}, not {self.objective!r} and {self.negatives!r}"
+                )
+        elif self.negatives == "proposal":
+            raise ValueError("negatives 'proposal' need a tilted network")
         if self.joint != (self.negatives == "replay"):
             raise ValueError("joint energies take their negatives from 'replay', and only they do")
         if self.objective in ("nll", "ranking-nce") and self.negatives not in ("uniform", "gaussian-mixture"):
@@ -101,7 +116,7 @@ class Trial:
     def source(self, obs_dim: int, act_dim: int, generator: torch.Generator | None = None) -> sources.Source:
         """The source of negatives; those with state draw their weights from `generator`."""
         device = generator.device if generator is not None else None
-        if self.negatives == "uniform":
+        if self.negatives in ("uniform", "proposal"):  # the latter's source is the energy itself
             return sources.Uniform()
         if self.negatives == "in-batch":
             return sources.InBatch()
@@ -143,6 +158,9 @@ class Learner(nn.Module):
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """The loss to minimise, and what to log of this step."""
         trial = self.trial
+        if trial.network.smoothing:
+            noise = torch.randn(actions.shape, generator=generator, dtype=actions.dtype, device=actions.device)
+            actions = actions + trial.network.smoothing * noise
         if isinstance(self.energy, ExplicitEnergy):
             # It trains without negatives; others' actions serve to log what the implicit trials log.
             count = min(trial.negative_count, max(1, len(actions) - 1))
@@ -151,27 +169,43 @@ class Learner(nn.Module):
             positive, negative = self._energies(obs, actions, drawn)
             loss = positive.mean()
             return loss, _numbers(loss, positive, negative, actions, drawn)
-        drawn = self.source.sample(self.energy, obs, actions, trial.negative_count, generator)
+        contrasted = self.energy.tilt if isinstance(self.energy, TiltedEnergy) else self.energy
+        drawn = self._negatives(obs, actions, generator)
         positive, negative = self._energies(obs, actions, drawn)
         loss = self._objective(positive, negative, drawn)
         if trial.positive_l2:
             loss = loss + trial.positive_l2 * positive_l2(positive)
         if trial.gradient_penalty:
-            gradients = self.energy.energies_and_gradients(self.energy.encode(obs), drawn.actions)[1]
+            gradients = contrasted.energies_and_gradients(contrasted.encode(obs), drawn.actions)[1]
             loss = loss + trial.gradient_penalty * gradient_penalty(gradients, trial.gradient_margin)
         log = _numbers(loss, positive, negative, actions, drawn)
+        # What follows has parameters of its own: Adam trains the parts as if apart.
+        if isinstance(self.energy, TiltedEnergy):
+            likelihood = self.energy.proposal(obs, actions.unsqueeze(1)).mean()
+            log["proposal_loss"] = likelihood.detach()
+            loss = loss + likelihood
         if isinstance(self.source, sources.MarginalActionSampler):
             marginal_loss = self.source.loss(actions, drawn.actions)
             log["marginal_loss"] = marginal_loss.detach()
-            loss = loss + marginal_loss  # no parameter is in both: Adam trains the two as if apart
+            loss = loss + marginal_loss
         return loss, log
+
+    def _negatives(self, obs: Tensor, actions: Tensor, generator: torch.Generator) -> sources.Negatives:
+        count = self.trial.negative_count
+        if self.trial.negatives != "proposal":
+            return self.source.sample(self.energy, obs, actions, count, generator)
+        assert isinstance(self.energy, TiltedEnergy)
+        with torch.no_grad():
+            proposal = self.energy.proposal
+            return sources.Negatives(proposal.draw(proposal.encode(obs), count, generator), obs)
 
     def _energies(self, obs: Tensor, actions: Tensor, drawn: sources.Negatives) -> tuple[Tensor, Tensor]:
         if isinstance(self.energy, JointEnergy):
             positive = self.energy(obs, actions.unsqueeze(1))[:, 0]
             pairs = torch.cat([drawn.obs, drawn.actions], -1)
             return positive, self.energy.pairs(obs, pairs)
-        together = self.energy(obs, torch.cat([actions.unsqueeze(1), drawn.actions], 1))
+        contrasted = self.energy.tilt if isinstance(self.energy, TiltedEnergy) else self.energy
+        together = contrasted(obs, torch.cat([actions.unsqueeze(1), drawn.actions], 1))
         return together[:, 0], together[:, 1:]
 
     def _objective(self, positive: Tensor, negative: Tensor, drawn: sources.Negatives) -> Tensor:
@@ -215,8 +249,26 @@ def _numbers(
 _IBC = Trial()
 _MAS = replace(_IBC, negatives="mas")
 _CORRECT = Langevin("correct")
+_CORRECTED = Network("tilted", proposal="marginal")
+
+_SMOOTHING = 0.05
 
 TRIALS: dict[str, Trial] = {
+    # Ours, the default: docs/stability.md says why each of these is what it is.
+    "steady": Trial(
+        network=Network("tilted", init="torch", smoothing=_SMOOTHING),
+        negatives="proposal",
+        obs_scaling="standardise",
+        learning_rate=3e-3,
+        schedule="cosine",
+        ema=0.995,
+        negative_count=4,
+        # y − s²∇E is the mean of the clean actions that a smoothed one may come from (Tweedie): gradient descent with
+        # the one step size that fits, whatever the task.
+        acting=Langevin("ibc", 3, Constant(2 * _SMOOTHING**2), noise=0.0),
+        candidates=16,
+        choice="draw",
+    ),
     # The paper's four.
     "ibc": _IBC,
     "ibc-mas": _MAS,
@@ -226,6 +278,10 @@ TRIALS: dict[str, Trial] = {
     "correct": replace(_IBC, sampler=_CORRECT),
     "uniform": replace(_IBC, negatives="uniform"),
     "in-batch": replace(_IBC, negatives="in-batch"),
+    # The same with the marginal correction: InfoNCE with negatives from p(y) learns log p(y|x)/p(y), so act by
+    # E(x, y) − log p̂(y).
+    "in-batch-corrected": replace(_IBC, negatives="in-batch", network=_CORRECTED),
+    "ibc-mas-corrected": replace(_MAS, network=_CORRECTED),
     # IBC's derivative-free variant; 64 uniform negatives cost as much as 8 chains of 10 steps.
     "dfo": replace(_IBC, negatives="uniform", negative_count=64, acting=DerivativeFree()),
     # The explicit baselines.

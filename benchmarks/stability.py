@@ -1,0 +1,220 @@
+"""The study behind docs/stability.md: trains a case for each seed, then measures its checkpoints.
+
+    python benchmarks/stability.py steady-2d-2000 --seeds 0 1 2 3 4 --out docs/stability
+
+Every run is an ordinary run directory under --runs and resumes where it stopped; a measured run is one JSON file
+`CASE-SEED.json` under --out, and is not measured again. One thread, so that two can run side by side.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from cebm.envs.particle import ParticleTask
+from cebm.evaluation import TEST_SEED, evaluate
+from cebm.policy import ImplicitPolicy, Network
+from cebm.samplers import Langevin, run
+from cebm.storage import load_bundle
+from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, Trainer, demonstrations_of, resume, train
+from cebm.trials import TRIALS, Trial
+
+STEADY, IBC = TRIALS["steady"], TRIALS["ibc"]
+PLANE, RANDOM_ORDER = ParticleTask(), ParticleTask(random_order=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and what is measured of it."""
+
+    trial: Trial
+    task: ParticleTask = PLANE
+    episodes: int = 2000
+    steps: int = 10_000
+    procedures: tuple[str, ...] = ("as-trained",)
+    """Ways to act, each tried on the same weights."""
+    every: int = 0
+    """Also measure the second half of training, every so many steps, as trained."""
+    at: tuple[int, ...] = ()
+    """Checkpoints at which all procedures are tried, besides the last."""
+    eval_episodes: int = 200
+
+
+HOW = ("as-trained", "minimum", "proposal-only")
+CHAINS = ("raw", "averaged", "averaged-draw", "averaged-16", "averaged-40-steps")
+CASES = {
+    "steady-2d-2000": Case(STEADY, procedures=HOW, every=500),
+    "steady-2d-300": Case(STEADY, episodes=300, procedures=HOW, every=500),
+    "steady-16d": Case(STEADY, ParticleTask(dim=16), steps=5000, procedures=HOW),
+    "steady-32d": Case(STEADY, ParticleTask(dim=32), steps=5000, procedures=HOW),
+    "steady-random-order": Case(STEADY, RANDOM_ORDER, steps=5000, procedures=HOW),
+    "steady-random-order-history": Case(replace(STEADY, history=8), RANDOM_ORDER, steps=5000, procedures=HOW),
+    "ibc-2d-300": Case(
+        replace(IBC, ema=0.995), episodes=300, procedures=CHAINS, at=(1000, 2000, 5000), eval_episodes=100
+    ),
+}
+
+
+def _ablation(trial: Trial, *procedures: str) -> Case:
+    return Case(trial, steps=2000, procedures=procedures or ("as-trained",))
+
+
+# One change at a time, from the published recipe towards ours and back; 2,000 steps, 2,000 demonstrations.
+_IBC_AVERAGED = replace(IBC, ema=0.995)
+CASES |= {
+    "ablation-ibc": _ablation(_IBC_AVERAGED, "raw", "averaged", "averaged-draw"),
+    "ablation-ibc-rate": _ablation(
+        replace(
+            _IBC_AVERAGED,
+            network=Network(init="torch"),
+            obs_scaling="standardise",
+            learning_rate=3e-3,
+            schedule="cosine",
+        ),
+        "raw",
+        "averaged",
+        "averaged-draw",
+    ),
+    "ablation-ibc-penalty": _ablation(
+        replace(_IBC_AVERAGED, gradient_penalty=1.0, gradient_margin=10.0), "raw", "averaged", "averaged-draw"
+    ),
+    "ablation-ibc-smoothing": _ablation(
+        replace(_IBC_AVERAGED, network=Network(smoothing=0.05)), "raw", "averaged", "averaged-draw"
+    ),
+    "ablation-steady": _ablation(STEADY, *HOW),
+    "ablation-steady-min-max": _ablation(replace(STEADY, obs_scaling="min-max"), *HOW),
+    "ablation-steady-rate-0.001": _ablation(replace(STEADY, learning_rate=1e-3), *HOW),
+    "ablation-steady-no-average": _ablation(replace(STEADY, ema=0.0), *HOW),
+    "ablation-steady-no-cosine": _ablation(replace(STEADY, schedule="decay"), *HOW),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", choices=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--runs", type=Path, default=Path("runs/stability"))
+    parser.add_argument("--out", type=Path, default=Path("docs/stability"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for seed in arguments.seeds:
+        for name in arguments.cases:
+            record = arguments.out / f"{name}-{seed}.json"
+            if record.exists():
+                continue
+            measured = measure(CASES[name], name, seed, arguments.runs / f"{name}-{seed}")
+            record.write_text(json.dumps(measured, indent=1) + "\n")
+            print(name, seed, {key: value["success"] for key, value in measured["last"].items()}, flush=True)
+
+
+def measure(case: Case, name: str, seed: int, directory: Path) -> dict[str, Any]:
+    """Trains, unless that is done, and measures."""
+    job = Job(
+        name,
+        case.trial,
+        case.task,
+        episodes=case.episodes,
+        steps=case.steps,
+        seed=seed,
+        log_every=50,
+        evaluate_every=case.steps,
+        checkpoint_every=500,
+        keep_checkpoints=0,
+        evaluation_episodes=100,
+    )
+    outcome = resume(directory) if (directory / "run.json").exists() else train(job, directory)
+    training, validation, _ = demonstrations_of(job)
+    trainer = Trainer(case.trial, training, validation, seed, limits=(0.0, 1.0), steps=case.steps)
+    result: dict[str, Any] = {
+        "case": name,
+        "seed": seed,
+        "steps": case.steps,
+        "demonstrations": case.episodes,
+        "dim": case.task.dim,
+        "random_order": case.task.random_order,
+        "history": case.trial.history,
+        "episodes": case.eval_episodes,
+        "training_seconds": outcome.metrics[-1]["seconds"],
+        "training": [
+            {key: value for key, value in row.items() if key not in ("kind", "seconds", "steps_per_second")}
+            for row in outcome.metrics
+            if row["kind"] == "train" and row["step"] % 500 == 0
+        ],
+        "checkpoints": {},
+    }
+    second_half = range(case.steps // 2, case.steps + 1, case.every) if case.every else ()
+    for step in sorted({*case.at, *second_half, case.steps}):
+        _, tensors = load_bundle(directory / "checkpoints" / f"step-{step:08d}", CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+        trainer.load_state(tensors, step)
+        thorough = step in case.at or step == case.steps
+        ways = case.procedures if thorough else case.procedures[:1]
+        rows = {way: success(trainer, way, case) for way in ways}
+        result["checkpoints"][str(step)] = rows | ({"energy": energies(trainer)} if thorough else {})
+    result["last"] = {way: result["checkpoints"][str(case.steps)][way] for way in case.procedures}
+    return result
+
+
+def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
+    """The policy and its effort."""
+    policy = trainer.policy()
+    assert isinstance(policy, ImplicitPolicy)
+    if way == "as-trained":
+        return policy, {}
+    if way == "minimum":
+        return replace(policy, choice="minimum"), {}
+    if way == "proposal-only":  # one draw, so that there is nothing for the tilt to choose from
+        return replace(policy, choice="draw"), {"candidates": 1}
+    if way == "raw":
+        return replace(policy, energy=trainer.learner.conditional.eval()), {"candidates": 64}
+    if way == "averaged-draw":
+        # Drawn after the search, by energy: the start is uniform and the search what it is.
+        return replace(policy, choice="draw"), {"candidates": 64}
+    if way == "averaged-40-steps":
+        return policy, {"candidates": 64, "steps": 40}
+    return policy, {"candidates": 16 if way == "averaged-16" else 64}
+
+
+def success(trainer: Trainer, way: str, case: Case) -> dict[str, float]:
+    policy, effort = acting(trainer, way)
+    began = perf_counter()
+    found = evaluate(policy, case.task, episodes=case.eval_episodes, seed=TEST_SEED, latency_calls=100, **effort)
+    wanted = ("success", "min_distance_first", "min_distance_second", "action_ms_p50", "action_ms_p99")
+    summary = found.summary()
+    trainer.learner.train()
+    for parameter in trainer.learner.parameters():
+        parameter.requires_grad_(True)
+    return {key: summary[key] for key in wanted} | {"seconds": perf_counter() - began}
+
+
+def energies(trainer: Trainer) -> dict[str, float]:
+    """The landscape on 256 validation pairs: range over the box, gradients there and at the demonstrated action, and
+    how much of the acting search is clipped."""
+    policy = trainer.policy()
+    assert isinstance(policy, ImplicitPolicy)
+    obs, actions = trainer._normalised(trainer.validation, slice(0, 256))
+    generator = torch.Generator().manual_seed(0)
+    box = torch.rand(len(obs), 64, actions.shape[1], generator=generator) * 2.2 - 1.1
+    with torch.no_grad():
+        context = policy.energy.encode(obs)
+        everywhere, slopes = policy.energy.energies_and_gradients(context, box)
+        at_data, slopes_data = policy.energy.energies_and_gradients(context, actions.unsqueeze(1))
+        sampler = policy.sampler
+        info = run(sampler, policy.energy, context, box, generator).info if isinstance(sampler, Langevin) else None
+    spread = everywhere.max(1).values - everywhere.min(1).values
+    return {
+        "range": float(spread.mean()),
+        "gradient_norm_box": float(slopes.norm(dim=-1).mean()),
+        "gradient_norm_data": float(slopes_data.norm(dim=-1).mean()),
+        "mean_box": float(everywhere.mean()),
+        "mean_data": float(at_data.mean()),
+        "clipped_acting": float(info.clipped.mean()) if info is not None else 0.0,
+    }
+
+
+if __name__ == "__main__":
+    main()
