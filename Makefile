@@ -22,8 +22,8 @@ test: install
 demo: install
 	rm -rf runs/demo
 	$(BIN)/cebm demos particle --episodes 2222 --out runs/demo/demonstrations.npz
-	$(BIN)/cebm train ibc --data runs/demo/demonstrations.npz --episodes 2000 --steps 1100 --evaluate-every 100 --evaluation-episodes 50 --out runs/demo
-	$(BIN)/cebm eval runs/demo --candidates 64
+	$(BIN)/cebm train --data runs/demo/demonstrations.npz --episodes 2000 --steps 2500 --out runs/demo
+	$(BIN)/cebm eval runs/demo --episodes 200
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
 bench: install

@@ -30,7 +30,7 @@ def section(rows: Rows) -> str:
         f"`make bench`, {first['cores']} cores, torch {first['torch']}: medians, quartiles in brackets, all numbers in "
         "[performance.jsonl](performance.jsonl).",
         "Speed, as a fraction of the `torch.mm` rate:",
-        _table(
+        table(
             ("what", "threads", "per second", "fraction of `torch.mm`", "peak memory"),
             [
                 ("chain of `ibc` alone", r["threads"], _short(1e3 / r["chain_ms"]), _spread(r, "fraction"), _memory(r))
@@ -42,7 +42,7 @@ def section(rows: Rows) -> str:
             ],
         ),
         "The same training step in plain PyTorch, interleaved; the ratio says how many times faster the library is:",
-        _table(
+        table(
             ("`ibc`", "threads", "baseline", "ratio", "fractions of `torch.mm`", "peak memory"),
             [
                 (
@@ -58,7 +58,7 @@ def section(rows: Rows) -> str:
             ],
         ),
         "Time of a training step ∝ sizeᵉ, fitted around the paper's setting:",
-        _table(
+        table(
             ("size", "values", "milliseconds", "exponent e"),
             [
                 (
@@ -71,7 +71,7 @@ def section(rows: Rows) -> str:
             ],
         ),
         "One call of `policy.act`, with the trial's own number of candidates:",
-        _table(
+        table(
             ("trial", "threads", "observations", "p50", "p99", "calls", "peak memory"),
             [
                 (
@@ -87,7 +87,7 @@ def section(rows: Rows) -> str:
             ],
         ),
         "The particle task:",
-        _table(
+        table(
             ("threads", "control steps a second without a policy", "evaluation"),
             [
                 (
@@ -227,7 +227,8 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _table(head: tuple[str, ...], body: list[tuple[Any, ...]]) -> str:
+def table(head: tuple[str, ...], body: list[tuple[Any, ...]]) -> str:
+    """Markdown."""
     lines = [head, ("---",) * len(head), *body]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 

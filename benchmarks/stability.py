@@ -17,6 +17,7 @@ import torch
 
 from cebm.envs.particle import ParticleTask
 from cebm.evaluation import TEST_SEED, evaluate
+from cebm.explicit import TiltedEnergy
 from cebm.policy import ImplicitPolicy, Network
 from cebm.samplers import Langevin, run
 from cebm.storage import load_bundle
@@ -45,6 +46,7 @@ class Case:
 
 
 HOW = ("as-trained", "minimum", "proposal-only")
+CORRECTION = ("corrected", "corrected-draw", "uncorrected")
 CHAINS = ("raw", "averaged", "averaged-draw", "averaged-16", "averaged-40-steps")
 CASES = {
     "steady-2d-2000": Case(STEADY, procedures=HOW, every=500),
@@ -85,6 +87,8 @@ CASES |= {
     "ablation-ibc-smoothing": _ablation(
         replace(_IBC_AVERAGED, network=Network(smoothing=0.05)), "raw", "averaged", "averaged-draw"
     ),
+    "marginal-in-batch": _ablation(replace(TRIALS["in-batch-corrected"], ema=0.995), *CORRECTION),
+    "marginal-mas": _ablation(replace(TRIALS["ibc-mas-corrected"], ema=0.995), *CORRECTION),
     "ablation-steady": _ablation(STEADY, *HOW),
     "ablation-steady-min-max": _ablation(replace(STEADY, obs_scaling="min-max"), *HOW),
     "ablation-steady-rate-0.001": _ablation(replace(STEADY, learning_rate=1e-3), *HOW),
@@ -169,10 +173,14 @@ def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
         return replace(policy, choice="minimum"), {}
     if way == "proposal-only":  # one draw, so that there is nothing for the tilt to choose from
         return replace(policy, choice="draw"), {"candidates": 1}
+    if way in CORRECTION:
+        assert isinstance(policy.energy, TiltedEnergy)
+        if way == "uncorrected":
+            policy = replace(policy, energy=policy.energy.tilt)
+        return replace(policy, choice="draw" if way == "corrected-draw" else "minimum"), {"candidates": 64}
     if way == "raw":
         return replace(policy, energy=trainer.learner.conditional.eval()), {"candidates": 64}
     if way == "averaged-draw":
-        # Drawn after the search, by energy: the start is uniform and the search what it is.
         return replace(policy, choice="draw"), {"candidates": 64}
     if way == "averaged-40-steps":
         return policy, {"candidates": 64, "steps": 40}

@@ -184,12 +184,6 @@ def test_all_benchmarks_give_rows_that_know_their_json() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_without_our_trial_its_rows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "TRIALS", {"ibc": SMALL})
-    assert {json.loads(row.to_json())["trial"] for row in bench.bench("act", [1], 1)} == {"ibc"}
-
-
-@pytest.mark.usefixtures("small")
 def test_growth_takes_the_first_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.threads for row in bench.bench("growth", [1, 1], 1)] == [1, 1]  # two axes
 

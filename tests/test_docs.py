@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/theory.md"]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/theory.md", "docs/stability.md"]
 
 
 def _blocks(text: str, language: str) -> list[str]:
@@ -95,3 +95,15 @@ def test_theory_tables_survive_their_formulas() -> None:
         assert "|" not in formula and not re.search(r"\\[^a-zA-Z]", formula), formula
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert len({row.count("|") for row in table.splitlines()}) == 1, table.splitlines()[0]
+
+
+def test_the_stability_study_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed tables are those of the committed records."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    document = importlib.import_module("stability_document")
+    text = (ROOT / "docs/stability.md").read_text()
+    found = document.read(ROOT / "docs/stability")
+    assert document.documented(text, found) == text
+    # And they follow the records: other numbers make another table.
+    found["steady-2d-2000"][0]["last"]["as-trained"]["success"] = 0.123
+    assert "12.3" in document.documented(text, found)
