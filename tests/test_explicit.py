@@ -387,6 +387,7 @@ def test_a_tilted_energy_is_the_sum_of_its_parts(seen: int, generator: torch.Gen
     torch.testing.assert_close(energies, expected)
     torch.testing.assert_close(gradients, gradient)
     torch.testing.assert_close(energy.of_proposal(context), energy.proposal.encode(obs))
+    torch.testing.assert_close(energy.tilts(context, actions), energy.tilt(obs, actions))
 
 
 def train_on_a_ring(generator: torch.Generator, steps: int) -> tuple[TiltedEnergy, Tensor]:

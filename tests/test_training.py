@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import cebm.storage
+from cebm.commands import DEFAULT_TRIAL
 from cebm.demonstrations import Demonstrations
 from cebm.envs.particle import ParticleTask, collect_particle
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
 from cebm.explicit import TiltedEnergy
-from cebm.policy import FORMAT, VERSION, ImplicitPolicy, Network, load
+from cebm.policy import FORMAT, VERSION, ExplicitPolicy, ImplicitPolicy, Network, load
 from cebm.samplers import Langevin
 from cebm.storage import StorageError, load_bundle
 from cebm.training import TIMES, Interrupted, Job, Trainer, TrainingError, fit, load_job, load_metrics, resume, train
@@ -495,3 +496,25 @@ def test_checkpoints_can_all_be_kept(tmp_path: Path) -> None:
         assert len(list((tmp_path / str(keep) / "checkpoints").iterdir())) == names
     with pytest.raises(ValueError, match="keep_checkpoints must not be negative"):
         small_job(keep_checkpoints=-1)
+
+
+def test_the_default_recipe_learns_the_particle_task() -> None:
+    """A thousand steps on 300 demonstrations. Five seeds gave 84 to 90 % of 100 episodes, no step gives 0 %; with a
+    binomial deviation of 4 points a right recipe falls below 70 % once in 10,000 runs. A flipped sign, or the velocity
+    read as the goal, would be seen."""
+    task = ParticleTask()
+    data = collect_particle(task, 300, 0)
+    trainer = Trainer(find_trial(DEFAULT_TRIAL), data, data, limits=(0.0, 1.0), steps=1000)
+
+    def success(policy: ImplicitPolicy | ExplicitPolicy) -> float:
+        return evaluate(policy, task, episodes=100, latency_calls=0).summary()["success"]
+
+    assert success(trainer.policy()) <= 0.1
+    for _ in range(1000):
+        trainer.step()
+    policy = trainer.policy()
+    assert isinstance(policy, ImplicitPolicy)
+    assert success(policy) >= 0.7
+    assert success(replace(policy, energy=-1.0 * policy.energy)) <= 0.1
+    shifted = replace(policy.obs_box, centre=policy.obs_box.centre.roll(2), scale=policy.obs_box.scale.roll(2))
+    assert success(replace(policy, obs_box=shifted)) <= 0.5

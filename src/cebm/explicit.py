@@ -216,3 +216,7 @@ class TiltedEnergy(EnergyModel):
     def of_proposal(self, context: Context) -> Float[Tensor, "batch part"]:
         """The proposal's part of the context."""
         return context[:, self.tilt.context_dim :]
+
+    def tilts(self, context: Context, actions: Actions) -> Energies:
+        """f alone."""
+        return self.tilt.energies(context[:, : self.tilt.context_dim], actions)

@@ -296,39 +296,42 @@ class ImplicitPolicy(Policy):
         generator = self._generator(generator)
         with torch.no_grad():
             context = self.energy.encode(self.obs_box.normalise(rows))
-            start, log_q = self._start(context, count, shared, generator)
+            proposing = self.energy if isinstance(self.energy, TiltedEnergy) and previous is None else None
+            if proposing is not None:
+                start = self._from_proposal(proposing, context, count, shared, generator)
+            else:
+                start = self._from_box(len(rows), count, shared, generator)
             if previous is not None:
-                start, sampler = self._warm(self._from_box(len(rows), count, shared, generator), previous, sampler)
-                log_q = torch.zeros_like(log_q)
+                start, sampler = self._warm(start, previous, sampler)
             if self.choice == "draw" or 0 < self.keep < count:
-                # Clipped: an action beyond the limits is not available.
-                looks = -self._energies(context, self._clip(start))
-                if self.choice == "draw":  # the largest of log-probability + Gumbel noise is a draw
-                    uniform = torch.rand(
-                        (1 if shared else len(rows), count), generator=generator, dtype=looks.dtype, device=looks.device
-                    )
-                    looks = looks - log_q - (-uniform.clamp_min(1e-30).log()).log()
+                if self.choice == "draw":
+                    # By log p/q, which is the tilt where q is the proposal, and the energy where q is uniform. The
+                    # largest of it plus Gumbel noise is a draw; the next ones are further draws.
+                    shape = (1 if shared else len(rows), count)
+                    uniform = torch.rand(shape, generator=generator, dtype=start.dtype, device=start.device)
+                    weighed = proposing.tilts(context, start) if proposing else self._energies(context, start)
+                    looks = -weighed - (-uniform.clamp_min(1e-30).log()).log()
+                else:  # clipped: an action beyond the limits is not available
+                    looks = -self._energies(context, self._clip(start))
                 best = looks.topk(min(self.keep or count, count), dim=1).indices
                 start = start.gather(1, best.unsqueeze(-1).expand(-1, -1, start.shape[2]))
             actions = self._clip(run(sampler, self.energy, context, start, generator).actions)
             energies = self._energies(context, actions)
-            index = energies.argmin(1) if self.choice == "minimum" else energies.new_zeros(len(rows), dtype=torch.long)
-            each = torch.arange(len(rows), device=actions.device)
-            if bool((energies[each, index] == torch.inf).any()):
-                row = int((energies[each, index] == torch.inf).nonzero()[0])
+            energy, index = energies.min(1)
+            if bool((energy == torch.inf).any()):
+                row = int((energy == torch.inf).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
+            if self.choice == "draw":  # the drawn one comes first, unless it ran away
+                index = torch.where(energies[:, 0] < torch.inf, 0, index)
+            each = torch.arange(len(rows), device=actions.device)
             return self._proposal(actions, energies, actions[each, index], energies[each, index])
 
-    def _start(self, context: Tensor, count: int, shared: bool, generator: torch.Generator) -> tuple[Actions, Energies]:
-        """Candidates before they move, and log q of each up to a constant."""
-        if not isinstance(self.energy, TiltedEnergy):
-            start = self._from_box(len(context), count, shared, generator)
-            return start, start.new_zeros(start.shape[:2])
-        proposal, known = self.energy.proposal, self.energy.of_proposal(context)
-        numbers = proposal.numbers(1 if shared else len(context), count, context, generator)
+    def _from_proposal(
+        self, energy: TiltedEnergy, context: Tensor, count: int, shared: bool, generator: torch.Generator
+    ) -> Actions:
+        numbers = energy.proposal.numbers(1 if shared else len(context), count, context, generator)
         uniform, normal = (part.expand(len(context), *part.shape[1:]) for part in numbers)
-        start = proposal.place(known, uniform, normal)
-        return start, -proposal.energies(known, start)
+        return energy.proposal.place(energy.of_proposal(context), uniform, normal)
 
     def _from_box(self, rows: int, count: int, shared: bool, generator: torch.Generator) -> Actions:
         return self.act_box.sample(1 if shared else rows, count, generator=generator).expand(rows, -1, -1)
