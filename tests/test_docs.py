@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/theory.md", "docs/stability.md"]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/theory.md", "docs/stability.md", "docs/performance.md"]
 
 
 def _blocks(text: str, language: str) -> list[str]:

@@ -640,6 +640,18 @@ def test_a_draw_takes_the_modes_as_often_as_they_are_likely(lean: float, keep: i
     assert float((chosen.abs() - 0.5).abs().max()) < 1e-3  # and the search has climbed to the top of the mode
 
 
+def test_pruning_does_not_change_what_is_drawn() -> None:
+    """The drawn candidate goes on in any case, and moves alone."""
+    for seed in range(5):
+        generators = [torch.Generator().manual_seed(seed) for _ in range(3)]
+        chosen = [
+            leaning(0.5, keep=k).act(torch.zeros(50, 1), generator=g)
+            for k, g in zip((0, 1, 4), generators, strict=True)
+        ]
+        torch.testing.assert_close(chosen[1], chosen[0])
+        torch.testing.assert_close(chosen[2], chosen[0])
+
+
 def test_the_minimum_takes_the_likelier_mode(generator: torch.Generator) -> None:
     policy = leaning(0.5, choice="minimum")
     assert (policy.act(torch.zeros(200, 1), generator=generator) < 0).all()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Init, Linear, Obs, WeightedSum
+from cebm.energy import Actions, Context, Energies, EnergyModel, Init, Linear, Obs
 
 
 class ExplicitEnergy(EnergyModel):
@@ -189,34 +189,32 @@ class TiltedEnergy(EnergyModel):
 
     def __init__(self, proposal: MixtureDensityEnergy, tilt: EnergyModel) -> None:
         super().__init__()
-        self.total = WeightedSum([tilt, proposal], [1.0, 1.0])
-        self.obs_dim, self.act_dim, self.context_dim = self.total.obs_dim, self.total.act_dim, self.total.context_dim
-
-    @property
-    def tilt(self) -> EnergyModel:
-        """f."""
-        return next(self.total.parts())
-
-    @property
-    def proposal(self) -> MixtureDensityEnergy:
-        """−log q."""
-        proposal = list(self.total.parts())[1]
-        assert isinstance(proposal, MixtureDensityEnergy)
-        return proposal
+        if proposal.act_dim != tilt.act_dim or proposal.obs_dim not in (0, tilt.obs_dim):
+            raise ValueError(
+                f"the proposal is of {proposal.obs_dim} and {proposal.act_dim} dimensions, the tilt of "
+                f"{tilt.obs_dim} and {tilt.act_dim}"
+            )
+        self.tilt, self.proposal = tilt, proposal
+        self.obs_dim, self.act_dim = tilt.obs_dim, tilt.act_dim
+        self.context_dim = tilt.context_dim + proposal.context_dim
 
     def encode(self, obs: Obs) -> Context:
-        return self.total.encode(obs)
+        return torch.cat([self.tilt.encode(obs), self.proposal.encode(obs)], 1)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
-        return self.total.energies(context, actions)
+        self.check(context, actions)
+        return self.tilts(context, actions) + self.proposal.energies(self.of_proposal(context), actions)
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        return self.total.energies_and_gradients(context, actions)
-
-    def of_proposal(self, context: Context) -> Float[Tensor, "batch part"]:
-        """The proposal's part of the context."""
-        return context[:, self.tilt.context_dim :]
+        self.check(context, actions)
+        tilts, slopes = self.tilt.energies_and_gradients(context[:, : self.tilt.context_dim], actions)
+        energies, gradients = self.proposal.energies_and_gradients(self.of_proposal(context), actions)
+        return energies + tilts, gradients + slopes
 
     def tilts(self, context: Context, actions: Actions) -> Energies:
         """f alone."""
         return self.tilt.energies(context[:, : self.tilt.context_dim], actions)
+
+    def of_proposal(self, context: Context) -> Float[Tensor, "batch part"]:
+        """The proposal's part of the context."""
+        return context[:, self.tilt.context_dim :]

@@ -250,11 +250,10 @@ class Langevin:
     ) -> tuple[ChainState, StepInfo]:
         size = _step_size(self.schedule, k, self.steps)
         energies, gradients = energy.energies_and_gradients(context, state.actions)
-        noise = _normal_like(state.actions, generator)
-        if self.formulation == "correct":
-            move = sqrt(2 * size) * noise - size * gradients
-        else:
-            move = size * (self.noise * noise - 0.5 * gradients)
+        scale = sqrt(2 * size) if self.formulation == "correct" else size * self.noise
+        move = gradients * (-size if self.formulation == "correct" else -0.5 * size)
+        if scale:
+            move = move + scale * _normal_like(state.actions, generator)
         actions, clipped = self._clip(state.actions, move)
         info = StepInfo(energies.mean(), _gradient_norm(gradients), clipped, torch.ones_like(clipped))
         return ChainState(actions), info

@@ -211,8 +211,9 @@ class Trainer:
             shared |= {"high": torch.full_like(self.act_box.centre, self.limits[1])}
         if self.trial.network.explicit:
             return ExplicitPolicy(**shared)
+        trial = self.trial
         return ImplicitPolicy(
-            **shared, sampler=self.trial.acting, candidates=self.trial.candidates, choice=self.trial.choice
+            **shared, sampler=trial.acting, candidates=trial.candidates, choice=trial.choice, keep=trial.keep
         )
 
     def validate(self, policy: ImplicitPolicy | ExplicitPolicy, candidates: int, pairs: int = 256) -> dict[str, float]:

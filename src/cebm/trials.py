@@ -89,11 +89,15 @@ class Trial:
     """Candidates of that search (the paper is silent: our reading)."""
     choice: Choice = "minimum"
     """Whether the best of them acts, or one drawn from p(y|x)."""
+    keep: int = 0
+    """Candidates that the search goes on with after a first look. 0: all."""
 
     def __post_init__(self) -> None:
         for name in ("negative_count", "history", "horizon", "batch_size", "decay_epochs", "candidates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.keep < 0:
+            raise ValueError(f"keep must not be negative, got {self.keep}")
         if not self.learning_rate > 0 or not 0 < self.decay <= 1 or not 0 <= self.ema < 1:
             raise ValueError("learning_rate must be positive, decay in (0, 1], ema in [0, 1)")
         if self.network.explicit != (self.objective == "likelihood"):
@@ -268,6 +272,7 @@ TRIALS: dict[str, Trial] = {
         acting=Langevin("ibc", 3, Constant(2 * _SMOOTHING**2), noise=0.0),
         candidates=16,
         choice="draw",
+        keep=4,
     ),
     # The paper's four.
     "ibc": _IBC,
