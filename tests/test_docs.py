@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/theory.md", "docs/stability.md", "docs/performance.md"]
+DOCUMENTS = [
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *(f"docs/{name}.md" for name in ("theory", "stability", "performance")),
+]
 
 
 def _blocks(text: str, language: str) -> list[str]:

@@ -499,9 +499,9 @@ def test_checkpoints_can_all_be_kept(tmp_path: Path) -> None:
 
 
 def test_the_default_recipe_learns_the_particle_task() -> None:
-    """A thousand steps on 300 demonstrations. Five seeds gave 80 to 88 % of 100 episodes (mean 85, deviation 3), no training gives 0 %; with a
-    binomial deviation of 4 points, 60 % is five deviations away. A flipped sign, or the velocity
-    read as the goal, would be seen."""
+    """A thousand steps on 300 demonstrations. Five seeds gave 80 to 88 % of 100 episodes (mean 85, deviation 3), no
+    training gives 0 %; with a binomial deviation of 4 points, 60 % is five deviations away. A flipped sign, or the
+    velocity read as the goal, would be seen."""
     task = ParticleTask()
     data = collect_particle(task, 300, 0)
     trainer = Trainer(find_trial(DEFAULT_TRIAL), data, data, limits=(0.0, 1.0), steps=1000)
