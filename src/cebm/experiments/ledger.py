@@ -1,0 +1,341 @@
+"""What a claim is, what a run of it measures, and how its verdict is decided.
+
+A claim names its tasks, judges their results by a rule that is written down before anything runs, and draws them.
+Tasks are shared: the same recipe, data and seed is trained once, whatever number of claims asks for it.
+"""
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from cebm.demonstrations import Demonstrations
+from cebm.envs.particle import ParticleTask
+from cebm.evaluation import TEST_SEED, evaluate
+from cebm.information import Quadrature, conditional_entropy, mutual_information
+from cebm.policy import ExplicitPolicy, ImplicitPolicy, load
+from cebm.storage import to_json
+from cebm.training import Job, demonstrations_of, load_metrics, resume, train
+from cebm.trials import Trial, find_trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Verdict = Literal["holds", "does not hold", "inconclusive"]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything. All trials of a comparison get the same."""
+
+    name: Literal["smoke", "paper"]
+    steps: int
+    """Training steps: chosen from the learning curves, past the peak of every trial."""
+    demonstrations: int
+    """The paper's 300."""
+    many: int
+    """The paper's 2,000, for its validation of the implementation."""
+    evaluate_every: int
+    evaluation_episodes: int
+    """Per point of a learning curve, with 64 candidates."""
+    test_episodes: int
+    samples: int
+    """Repetitions of computations that train nothing."""
+    small: bool
+    """Tiny networks and batches, to try the code and not the claim."""
+
+    def trial(self, trial: Trial) -> Trial:
+        """The trial at this scale."""
+        if not self.small:
+            return trial
+        network = replace(trial.network, width=min(32, trial.network.width))
+        return replace(trial, network=network, batch_size=64, candidates=min(16, trial.candidates))
+
+
+PAPER = Scale("paper", 3000, 300, 2000, 500, 100, 200, 200, False)
+SMOKE = Scale("smoke", 30, 20, 40, 15, 10, 10, 10, True)
+SCALES = {scale.name: scale for scale in (SMOKE, PAPER)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of a recipe, an ordinary run directory."""
+
+    label: str
+    """The recipe's name in tables and figures; not part of its identity."""
+    job: Job
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @property
+    def cost(self) -> float:
+        """Relative, for the time that is left."""
+        return self.job.steps
+
+    @property
+    def key(self) -> str:
+        """The name of its directory and its record: what it is, in words and as a digest."""
+        settings = json.dumps(to_json(replace(self.job, name="", seed=0)), sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
+        return f"{self.job.name}-{digest}-{self.job.seed}"
+
+    def run(self, directory: Path) -> Result:
+        """Trains, or goes on, and measures."""
+        if (directory / "run.json").exists():
+            outcome = resume(directory)
+        else:
+            outcome = train(self.job, directory)
+        return measure(self.job, directory, outcome.best_step)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What a claim computes without training."""
+
+    claim: "Claim"
+    seed: int
+    scale: Scale
+    label: str = "computation"
+    cost: float = 100.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.claim.slug}-{self.scale.name}-{self.seed}"
+
+    def run(self, directory: Path) -> Result:
+        return self.claim.compute(self.scale, self.seed)
+
+
+Task = Training | Computation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a claim's results say."""
+
+    verdict: Verdict
+    measured: str
+    """One sentence with the numbers and their 95 % intervals."""
+    numbers: dict[str, Any]
+    """The same for machines, and all that the figure needs."""
+    comment: str
+    """What we think happens: one paragraph."""
+
+
+class Claim(ABC):
+    """One sentence of the paper, and how it is tested. Subclasses are final and have no state."""
+
+    number: ClassVar[int]
+    slug: ClassVar[str]
+    """File name."""
+    section: ClassVar[str]
+    """Of the paper."""
+    statement: ClassVar[str]
+    """The claim in one sentence, our words."""
+    protocol: ClassVar[str]
+    metric: ClassVar[str]
+    rule: ClassVar[str]
+    """What decides the verdict, fixed before the run."""
+    most_seeds: ClassVar[int] = 5
+    """Seeds at the paper's scale; fewer where a run takes long."""
+
+    @abstractmethod
+    def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
+        """All that is to be run."""
+
+    @abstractmethod
+    def judge(self, results: "Results") -> Finding:
+        """The verdict, by the rule."""
+
+    @abstractmethod
+    def draw(self, finding: Finding, figure: "Figure") -> None:
+        """The plot, from the finding's numbers alone."""
+
+    def compute(self, scale: Scale, seed: int) -> Result:
+        """The work of a `Computation`."""
+        raise TypeError(f"claim {self.slug} computes nothing of its own")
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a claim's tasks, by label, in the order of their seeds."""
+
+    by_label: dict[str, list[Result]]
+    seeds: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task], records: dict[str, Result]) -> "Results":
+        found: dict[str, list[tuple[int, Result]]] = {}
+        for task in tasks:
+            if task.key in records:
+                found.setdefault(task.label, []).append((task.seed, records[task.key]))
+        ordered = {label: sorted(pairs, key=lambda pair: pair[0]) for label, pairs in found.items()}
+        return cls(
+            {label: [result for _, result in pairs] for label, pairs in ordered.items()},
+            {label: [seed for seed, _ in pairs] for label, pairs in ordered.items()},
+        )
+
+    def values(self, label: str, *path: str | int) -> list[float]:
+        """One number per seed: results[label][seed][path[0]][path[1]]…"""
+        values = []
+        for result in self.by_label[label]:
+            value: Any = result
+            for part in path:
+                value = value[part]
+            values.append(float(value))
+        return values
+
+
+# ---------------------------------------------------------------------------------------------- trainings
+
+
+def training(
+    trial: str | Trial,
+    scale: Scale,
+    seed: int,
+    label: str | None = None,
+    *,
+    task: ParticleTask | None = None,
+    episodes: int | None = None,
+    steps: int | None = None,
+) -> Training:
+    """The run of a trial on the particle task, as all comparisons have it unless they say otherwise."""
+    name = trial if isinstance(trial, str) else label
+    assert name is not None, "a trial without a name needs a label"
+    job = Job(
+        name,
+        scale.trial(find_trial(trial) if isinstance(trial, str) else trial),
+        task or ParticleTask(),
+        episodes=episodes or scale.demonstrations,
+        steps=steps or scale.steps,
+        seed=seed,
+        log_every=max(1, (steps or scale.steps) // 60),
+        evaluate_every=scale.evaluate_every,
+        evaluation_episodes=scale.evaluation_episodes,
+    )
+    return Training(label or name, job)
+
+
+def measure(job: Job, directory: Path, best_step: int) -> Result:
+    """Everything that some claim asks of a run: its curve, its losses, how it ends, and what its energy knows."""
+    rows = load_metrics(directory)
+    _, validation, task = demonstrations_of(job)
+    last, best = load(directory / "policy"), load(directory / "best")
+    result: Result = {
+        "trial": job.name,
+        "seed": job.seed,
+        "steps": job.steps,
+        "best_step": best_step,
+        "curve": [_short(row) for row in rows if row["kind"] == "evaluation"],
+        "training": [_short(row) for row in rows if row["kind"] == "train"],
+        "seconds_per_step": _seconds_per_step(rows),
+    }
+    if task is not None:
+        candidates = min(job.evaluation_candidates, job.trial.candidates)
+        for name, policy in (("last", last), ("best", best)):
+            found = evaluate(
+                policy,
+                task,
+                episodes=job.evaluation_episodes * 2,
+                seed=TEST_SEED,
+                latency_calls=0,
+                candidates=candidates,
+            ).summary()
+            wanted = ("success", "min_distance_first", "min_distance_second", "final_distance")
+            result[name] = {key: found[key] for key in wanted}
+    return result | information(last, validation)
+
+
+def information(policy: ImplicitPolicy | ExplicitPolicy, validation: Demonstrations, rows: int = 64) -> Result:
+    """H(y|x) and I(x; y) of the last policy's energy on validation observations, by quadrature, in nats; actions are
+    normalised. None beyond two dimensions."""
+    if policy.energy.act_dim > 2:
+        return {"conditional_entropy": None, "mutual_information": None}
+    windows = validation.windows(policy.history, policy.horizon)
+    chosen = np.sort(np.random.default_rng(0).permutation(len(windows))[:rows])
+    obs = policy.obs_box.normalise(torch.from_numpy(np.ascontiguousarray(windows[chosen][0])))
+    limit = policy.act_box.limit
+    dim = policy.energy.act_dim
+    quadrature = Quadrature((-limit,) * dim, (limit,) * dim, 1024 if dim == 1 else 128)
+    with torch.no_grad():
+        return {
+            "conditional_entropy": float(conditional_entropy(policy.energy, obs, quadrature)),
+            "mutual_information": float(mutual_information(policy.energy, obs, quadrature)),
+        }
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics without what takes room: five digits do."""
+    return {
+        key: float(f"{value:.5g}") if isinstance(value, float) else value
+        for key, value in row.items()
+        if key not in ("kind", "steps_per_second", "success_low", "success_high", "chain_energy_first", "acceptance")
+    }
+
+
+def _seconds_per_step(rows: list[dict[str, Any]]) -> float | None:
+    speeds = [row["steps_per_second"] for row in rows if row["kind"] == "train"]
+    return 1 / float(np.median(speeds)) if speeds else None
+
+
+# ---------------------------------------------------------------------------------------------- statistics
+
+# Student's t, two-sided 95 %, by degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and its 95 % interval (Student's t)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        """Without an interval (infinite) for a single value."""
+        numbers = np.asarray(values, np.float64)
+        centre = float(numbers.mean())
+        if len(numbers) < 2:
+            return cls(centre, -math.inf, math.inf)
+        freedom = len(numbers) - 1
+        quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96 + 2.5 / freedom
+        half = quantile * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+        return cls(centre, centre - half, centre + half)
+
+    @classmethod
+    def of_difference(cls, one: Sequence[float], other: Sequence[float]) -> "Interval":
+        """Of one − other, paired by seed: both were trained on the same demonstrations."""
+        return cls.of([a - b for a, b in zip(one, other, strict=True)])
+
+    def percent(self) -> str:
+        return f"{100 * self.mean:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+    def points(self) -> str:
+        """A difference of percentages."""
+        return f"{100 * self.mean:+.1f} points ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+
+    def number(self) -> str:
+        return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+    def to_json(self) -> list[float]:
+        return [self.mean, self.low, self.high]
+
+
+def decide(interval: Interval, at_least: float = 0.0) -> Verdict:
+    """The rule of all comparisons: a quantity that should exceed `at_least` holds where its whole 95 % interval does,
+    does not hold where none of it does, and is inconclusive in between."""
+    if interval.low > at_least:
+        return "holds"
+    return "does not hold" if interval.high < at_least else "inconclusive"
