@@ -46,8 +46,8 @@ class Formulation(Claim):
                 },
             },
             "The correct step has √(2τ) of noise, which at these step sizes moves a negative across a good part of the "
-            "box: its negatives are spread out and easy to tell from the demonstrated action. IBC's noise is λσ, so its "
-            "chains are close to gradient descent and end in the valleys, where the next correction is needed.",
+            "box: its negatives are spread out and easy to tell from the demonstrated action. IBC's noise is λσ, so "
+            "its chains are close to gradient descent and end in the valleys, where the next correction is needed.",
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
