@@ -4,6 +4,7 @@ Policies keep no state between calls and may be called from several threads; `Ru
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -296,25 +297,11 @@ class ImplicitPolicy(Policy):
         generator = self._generator(generator)
         with torch.no_grad():
             context = self.energy.encode(self.obs_box.normalise(rows))
-            proposing = self.energy if isinstance(self.energy, TiltedEnergy) and previous is None else None
-            if proposing is not None:
-                start = self._from_proposal(proposing, context, count, shared, generator)
+            if previous is None:
+                start = self.begin(context, count, shared, generator)
             else:
-                start = self._from_box(len(rows), count, shared, generator)
-            if previous is not None:
-                start, sampler = self._warm(start, previous, sampler)
-            if self.choice == "draw" or 0 < self.keep < count:
-                if self.choice == "draw":
-                    # By log p/q, which is the tilt where q is the proposal, and the energy where q is uniform. The
-                    # largest of it plus Gumbel noise is a draw; the next ones are further draws.
-                    shape = (1 if shared else len(rows), count)
-                    uniform = torch.rand(shape, generator=generator, dtype=start.dtype, device=start.device)
-                    weighed = proposing.tilts(context, start) if proposing else self._energies(context, start)
-                    looks = -weighed - (-uniform.clamp_min(1e-30).log()).log()
-                else:  # clipped: an action beyond the limits is not available
-                    looks = -self._energies(context, self._clip(start))
-                best = looks.topk(min(self.keep or count, count), dim=1).indices
-                start = start.gather(1, best.unsqueeze(-1).expand(-1, -1, start.shape[2]))
+                start, sampler = self._warm(self._from_box(len(rows), count, shared, generator), previous, sampler)
+                start = self._look(context, start, self._energies, shared, generator)
             actions = self._clip(run(sampler, self.energy, context, start, generator).actions)
             energies = self._energies(context, actions)
             energy, index = energies.min(1)
@@ -326,12 +313,38 @@ class ImplicitPolicy(Policy):
             each = torch.arange(len(rows), device=actions.device)
             return self._proposal(actions, energies, actions[each, index], energies[each, index])
 
-    def _from_proposal(
-        self, energy: TiltedEnergy, context: Tensor, count: int, shared: bool, generator: torch.Generator
-    ) -> Actions:
-        numbers = energy.proposal.numbers(1 if shared else len(context), count, context, generator)
+    def begin(self, context: Tensor, count: int, shared: bool, generator: torch.Generator) -> Actions:
+        """Where the search starts: `count` candidates, or the `keep` that a first look leaves of them; a drawn one
+        comes first. `shared`: the same random numbers for all rows."""
+        if not isinstance(self.energy, TiltedEnergy):
+            start = self._from_box(len(context), count, shared, generator)
+            return self._look(context, start, self._energies, shared, generator)
+        numbers = self.energy.proposal.numbers(1 if shared else len(context), count, context, generator)
         uniform, normal = (part.expand(len(context), *part.shape[1:]) for part in numbers)
-        return energy.proposal.place(energy.of_proposal(context), uniform, normal)
+        start = self.energy.proposal.place(self.energy.of_proposal(context), uniform, normal)
+        return self._look(context, start, self.energy.tilts, shared, generator)
+
+    def _look(
+        self,
+        context: Tensor,
+        start: Actions,
+        minus_log_ratio: Callable[[Tensor, Actions], Energies],
+        shared: bool,
+        generator: torch.Generator,
+    ) -> Float[Tensor, "batch kept act"]:
+        """Those that go on, the drawn one first: with probability ∝ p/q, which is exp(−f) for candidates of the
+        proposal, and exp(−E) for uniform ones."""
+        if self.choice == "draw":
+            # The largest of log-probability plus Gumbel noise is a draw; the next ones are further draws.
+            shape = (1 if shared else start.shape[0], start.shape[1])
+            uniform = torch.rand(shape, generator=generator, dtype=start.dtype, device=start.device)
+            looks = -minus_log_ratio(context, start) - (-uniform.clamp_min(1e-30).log()).log()
+        elif 0 < self.keep < start.shape[1]:  # clipped: an action beyond the limits is not available
+            looks = -self._energies(context, self._clip(start))
+        else:
+            return start
+        best = looks.topk(min(self.keep or start.shape[1], start.shape[1]), dim=1).indices
+        return start.gather(1, best.unsqueeze(-1).expand(-1, -1, start.shape[2]))
 
     def _from_box(self, rows: int, count: int, shared: bool, generator: torch.Generator) -> Actions:
         return self.act_box.sample(1 if shared else rows, count, generator=generator).expand(rows, -1, -1)

@@ -56,6 +56,7 @@ def context(groups: list[Group]) -> dict[str, Any]:
         "seeds": any(len(group.runs) > 1 for group in groups),
         "learning": learning_charts(groups),
         "energies": energy_charts(groups),
+        "tilted": any(group.first.job.trial.network.kind == "tilted" for group in groups),
         "information": information_charts(groups),
         "saturated": [group.label for group in groups if saturated(group)],
         "scenes": scenes,
@@ -254,7 +255,7 @@ def landscape_caption(data: dict[str, Any], where: str) -> str:
         shown = min(DOTS, data["candidates"])
         text += (
             f"Dots: {shown} of the {data['candidates']} candidates of the search, in the very states it passes "
-            "through when the policy acts. The ringed one ends lowest and becomes the action."
+            f"through when the policy acts. The ringed one {data['choice']} and becomes the action."
         )
     else:
         text += "The policy is explicit: it computes its action (ring), nothing is searched."

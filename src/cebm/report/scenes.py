@@ -48,7 +48,8 @@ def landscape(policy: Policy, moments: Sequence[Moment]) -> dict[str, Any]:
             context = policy.energy.encode(policy.obs_box.normalise(obs))
             frames, steps = chain(policy, context)
             energies = torch.stack([policy.energy.energies(context, frame)[0] for frame in frames])
-            winner = int(energies[-1].argmin())
+            draws = isinstance(policy, ImplicitPolicy) and policy.choice == "draw"
+            winner = 0 if draws else int(energies[-1].argmin())
             chosen = frames[-1][0, winner]
             surface, lowest = _surface(policy, context, chosen)
         shown = [winner, *[i for i in range(energies.shape[1]) if i != winner][: DOTS - 1]]
@@ -92,7 +93,8 @@ def landscape(policy: Policy, moments: Sequence[Moment]) -> dict[str, Any]:
         "axes": axes,
         "scale": [[math.sqrt(v / high), text] for v, text in zip(levels, tick_labels(levels), strict=True)],
         "moves": isinstance(policy, ImplicitPolicy),
-        "candidates": policy.candidates if isinstance(policy, ImplicitPolicy) else 1,
+        "candidates": energies.shape[1],
+        "choice": "is drawn" if draws else "ends lowest",
         "act_dim": policy.act_box.dim,
     }
 
@@ -106,7 +108,7 @@ def chain(policy: Policy, context: Tensor) -> tuple[list[Float[Tensor, "1 candid
         best = policy.act_box.denormalise(energy.best(context)).clamp(low, high)
         return [policy.act_box.normalise(best).unsqueeze(1)], [0]
     generator = torch.Generator(policy.device).manual_seed(0)
-    start = policy.act_box.sample(1, policy.candidates, generator=generator)
+    start = policy.begin(context, policy.candidates, True, generator)
     sampler, energy = policy.sampler, policy.energy
     state = sampler.init(energy, context, start, generator)
     states = [state.actions]
@@ -202,6 +204,8 @@ def episodes_of(
 ) -> tuple[dict[str, Any], Flight]:
     """Held-out episodes of the policy and of the expert. Long chains get fewer candidates, to end in seconds."""
     steps = policy.sampler.steps if isinstance(policy, ImplicitPolicy) else 1
+    if isinstance(policy, ImplicitPolicy):
+        candidates = min(candidates, policy.candidates)
     candidates = min(candidates, max(8, 400_000 // (episodes * task.steps * steps)))
     runner = Runner(policy, candidates=candidates, generator=torch.Generator(policy.device).manual_seed(TEST_SEED))
     own = fly(task, runner.act, episodes)
