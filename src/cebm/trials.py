@@ -157,6 +157,11 @@ class Learner(nn.Module):
         """The energy E(x, y) that acts."""
         return self.energy.network if isinstance(self.energy, JointEnergy) else self.energy
 
+    @property
+    def contrasted(self) -> EnergyModel:
+        """The energy that positives and negatives are compared by: of a tilted one, the tilt."""
+        return self.energy.tilt if isinstance(self.energy, TiltedEnergy) else self.energy
+
     def loss(
         self, obs: Float[Tensor, "batch obs"], actions: Float[Tensor, "batch act"], generator: torch.Generator
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -173,19 +178,25 @@ class Learner(nn.Module):
             positive, negative = self._energies(obs, actions, drawn)
             loss = positive.mean()
             return loss, _numbers(loss, positive, negative, actions, drawn)
-        contrasted = self.energy.tilt if isinstance(self.energy, TiltedEnergy) else self.energy
-        drawn = self._negatives(obs, actions, generator)
+        tilted = self.energy if isinstance(self.energy, TiltedEnergy) else None
+        known = tilted.proposal.encode(obs) if tilted else None
+        if trial.negatives == "proposal":
+            assert tilted is not None and known is not None
+            samples = tilted.proposal.draw(known.detach(), trial.negative_count, generator)
+            drawn = sources.Negatives(samples, obs)
+        else:
+            drawn = self.source.sample(self.energy, obs, actions, trial.negative_count, generator)
         positive, negative = self._energies(obs, actions, drawn)
         loss = self._objective(positive, negative, drawn)
         if trial.positive_l2:
             loss = loss + trial.positive_l2 * positive_l2(positive)
         if trial.gradient_penalty:
-            gradients = contrasted.energies_and_gradients(contrasted.encode(obs), drawn.actions)[1]
+            gradients = self.contrasted.energies_and_gradients(self.contrasted.encode(obs), drawn.actions)[1]
             loss = loss + trial.gradient_penalty * gradient_penalty(gradients, trial.gradient_margin)
         log = _numbers(loss, positive, negative, actions, drawn)
         # What follows has parameters of its own: Adam trains the parts as if apart.
-        if isinstance(self.energy, TiltedEnergy):
-            likelihood = self.energy.proposal(obs, actions.unsqueeze(1)).mean()
+        if tilted is not None and known is not None:
+            likelihood = tilted.proposal.energies(known, actions.unsqueeze(1)).mean()
             log["proposal_loss"] = likelihood.detach()
             loss = loss + likelihood
         if isinstance(self.source, sources.MarginalActionSampler):
@@ -194,22 +205,12 @@ class Learner(nn.Module):
             loss = loss + marginal_loss
         return loss, log
 
-    def _negatives(self, obs: Tensor, actions: Tensor, generator: torch.Generator) -> sources.Negatives:
-        count = self.trial.negative_count
-        if self.trial.negatives != "proposal":
-            return self.source.sample(self.energy, obs, actions, count, generator)
-        assert isinstance(self.energy, TiltedEnergy)
-        with torch.no_grad():
-            proposal = self.energy.proposal
-            return sources.Negatives(proposal.draw(proposal.encode(obs), count, generator), obs)
-
     def _energies(self, obs: Tensor, actions: Tensor, drawn: sources.Negatives) -> tuple[Tensor, Tensor]:
         if isinstance(self.energy, JointEnergy):
             positive = self.energy(obs, actions.unsqueeze(1))[:, 0]
             pairs = torch.cat([drawn.obs, drawn.actions], -1)
             return positive, self.energy.pairs(obs, pairs)
-        contrasted = self.energy.tilt if isinstance(self.energy, TiltedEnergy) else self.energy
-        together = contrasted(obs, torch.cat([actions.unsqueeze(1), drawn.actions], 1))
+        together = self.contrasted(obs, torch.cat([actions.unsqueeze(1), drawn.actions], 1))
         return together[:, 0], together[:, 1:]
 
     def _objective(self, positive: Tensor, negative: Tensor, drawn: sources.Negatives) -> Tensor:
