@@ -43,8 +43,8 @@ def mixture(
     with torch.no_grad():
         for parameter in energy.parameters():
             parameter.zero_()
-        energy.weighing.layers[0].bias.copy_(parts[0].log())
-        energy.placing.layers[0].bias.copy_(torch.cat([parts[1].flatten(), raw.flatten()]))
+        energy.weighing.layers[-1].bias.copy_(parts[0].log())
+        energy.placing.layers[-1].bias.copy_(torch.cat([parts[1].flatten(), raw.flatten()]))
     return energy, energy.encode(torch.zeros(1, 1, dtype=dtype)).detach()
 
 

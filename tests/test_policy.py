@@ -938,7 +938,7 @@ def test_a_network_is_built_as_described(kind: str, generator: torch.Generator) 
     assert first.shape[0] == 24
     assert last.shape[0] == {"regression": 2, "mixture-density": 5 * 2, "tilted": 5 * 2}.get(kind, 1)
     hidden = [p for p in energy.parameters() if p.shape == (24, 24)]
-    assert len(hidden) == {"residual": 6, "mixture-density": 4, "tilted": 6}.get(kind, 2)
+    assert len(hidden) == {"residual": 6, "mixture-density": 3, "tilted": 5}.get(kind, 2)
 
 
 def test_network_settings_reach_the_energy(generator: torch.Generator, unchecked_shapes: None) -> None:

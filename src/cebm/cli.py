@@ -148,11 +148,37 @@ class Report:
         report_runs(list(self.runs), self.out)
 
 
+@dataclass(frozen=True)
+class Reproduce:
+    """Measures the paper's claims and writes a ledger with a verdict for each. Goes on where it was stopped."""
+
+    claims: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Claims by number or name; all of them by default."""
+    scale: Literal["smoke", "paper"] = "paper"
+    """'paper' is the evidence and takes hours; 'smoke' tries the code."""
+    seeds: int | None = None
+    """Seeds of every claim; by default the claim's own number."""
+    workers: int | None = None
+    """Processes of one thread each; by default one per core."""
+    out: Path = Path("results")
+    """Folder of the records and figures; the ledger is written beside it, with the suffix .md."""
+    runs: Path = Path("runs/reproduce")
+    """Folder of the run directories."""
+    report: bool = False
+    """Run nothing: write one HTML page beside the folder, from the records that are there."""
+
+    def __call__(self) -> None:
+        from cebm.commands import reproduce_claims
+
+        reproduce_claims(self)
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demos": Demos,
     "train": Train,
     "eval": Eval,
     "report": Report,
+    "reproduce": Reproduce,
     "certify": Certify,
     "bench": Bench,
 }
@@ -188,9 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
+        from cebm.experiments.running import ReproductionError
         from cebm.training import Interrupted, TrainingError
 
-        if not isinstance(error, Interrupted | TrainingError):
+        if not isinstance(error, Interrupted | TrainingError | ReproductionError):
             raise
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(130 if isinstance(error, Interrupted) else 1)

@@ -1,6 +1,9 @@
 """The commands whose arguments or work need torch; `cli.py` imports this when one of them is called."""
 
+import importlib.util
 import json
+import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from cebm.training import Job, Listener, Outcome, load_job, resume, task_of, tra
 from cebm.trials import TRIALS, Trial, find_trial
 
 if TYPE_CHECKING:
-    from cebm.cli import Eval
+    from cebm.cli import Eval, Reproduce
 
 DEFAULT_TRIAL = "steady"
 
@@ -186,6 +189,41 @@ def report_runs(runs: list[Path], out: Path) -> None:
             print(f"success {rate} ({summary['successes']}/{summary['episodes']})  {out}")
         else:
             print(out)
+
+
+def reproduce_claims(arguments: "Reproduce") -> None:
+    """`cebm reproduce`: one line per claim, then the ledger's path; with `report` the page's path alone."""
+    from cebm.experiments import CLAIMS, find_claim
+    from cebm.experiments.ledger import SCALES
+    from cebm.experiments.page import write_ledger, write_page
+    from cebm.experiments.running import ReproductionError, reproduce
+
+    if arguments.report:
+        if arguments.claims:
+            raise ValueError("the page shows all claims that were measured: name none with --report")
+        print(write_page(arguments.out, arguments.out.with_suffix(".html")))
+        return
+    claims = list(dict.fromkeys(map(find_claim, arguments.claims))) or CLAIMS
+    if importlib.util.find_spec("matplotlib") is None:  # known now, needed at the end
+        raise ImportError("figures need matplotlib: pip install 'cebm[plot]'")
+    if not arguments.out.name:
+        raise ValueError(f"out must be a folder with a name, which the ledger beside it takes, got {arguments.out}")
+    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
+    scale = SCALES[arguments.scale]
+    try:
+        findings = reproduce(claims, scale, arguments.seeds, workers, arguments.out, arguments.runs)
+    except ReproductionError as error:
+        # One line for the terminal, the rest for whoever looks into it.
+        log = arguments.out / "failures.txt"
+        log.write_text(f"{error}\n")
+        first, _, rest = str(error).partition("\n")
+        failed = "; ".join(": ".join(found) for found in re.findall(r"^(\S+-\d+): \w+: (.*)$", rest, re.M))
+        raise ReproductionError(f"{first} {failed} (see {log})") from error
+    width = max(len(claim.slug) for claim in claims)
+    for claim in claims:
+        finding = findings[claim.slug]
+        print(f"{claim.number:>2} {claim.slug:<{width}}  {finding.verdict:<13}  {finding.measured}")
+    print(write_ledger(arguments.out))
 
 
 def sentence(result: Evaluation) -> str:

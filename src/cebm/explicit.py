@@ -84,9 +84,10 @@ class RegressionEnergy(ExplicitEnergy):
 class MixtureDensityEnergy(ExplicitEnergy):
     """E(x, y) = −log Σ_k w_k(x) N(y; μ_k(x), diag σ_k(x)²), σ_k² = floor² + e^{2s_k}. The context is (log w, μ, log σ).
 
-    Weights and components have a network each: in one shared trunk the regression of the means drowns the
-    classification, which is what a multimodal expert is about. Means have a linear path from the observation beside
-    it, as actions so often are a part of what is seen. With `obs_dim` 0 it is a marginal p(y).
+    Weights and components have a network each. Which mode it is should be the weights' work: they have a hidden layer
+    more, and the components a quarter of the width, beside a linear path from the observation to the means, as actions
+    so often are a part of what is seen. (A strong network for the means takes two modes into one component and blends
+    them where they meet; a shared trunk drowns the weights.) With `obs_dim` 0 it is a marginal p(y).
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class MixtureDensityEnergy(ExplicitEnergy):
         self.components, self.floor = components, floor
         self.obs_dim, self.act_dim = obs_dim, act_dim
         self.context_dim = components * (1 + 2 * act_dim)
-        self.weighing = Trunk(obs_dim, components, width, hidden_layers, init, generator)
-        self.placing = Trunk(obs_dim, 2 * components * act_dim, width, hidden_layers, init, generator)
+        quarter = max(1, width // 4) if width > 0 else width
+        self.weighing = Trunk(obs_dim, components, width, hidden_layers + 1, init, generator)
+        self.placing = Trunk(obs_dim, 2 * components * act_dim, quarter, hidden_layers, init, generator)
         self.linear = Linear(obs_dim, components * act_dim, init, generator=generator)
 
     def encode(self, obs: Obs) -> Context:

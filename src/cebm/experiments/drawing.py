@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933")
 
 
-def curves(axes: Axes, groups: Mapping[str, Sequence[Sequence[Sequence[float]]]], what: str) -> None:
+def curves(axes: Axes, groups: Mapping[str, Sequence[Sequence[Sequence[float | int]]]], what: str) -> None:
     """Mean over seeds, and a band from the lowest to the highest; `groups[label][seed]` is a list of (step, value)."""
     for colour, (label, runs) in zip(COLOURS, groups.items(), strict=False):
         steps = [point[0] for point in runs[0]]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cebm.experiments.drawing import curves
 from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, decide, training
 
 if TYPE_CHECKING:
@@ -46,9 +45,12 @@ class Formulation(Claim):
                 },
             },
             "The correct step has √(2τ) of noise, which at these step sizes moves a negative across a good part of the "
-            "box: its negatives are spread out and easy to tell from the demonstrated action. IBC's noise is λσ, so "
-            "its chains are close to gradient descent and end in the valleys, where the next correction is needed.",
+            "box; IBC's noise is λσ, so its chains are close to gradient descent and end in the valleys. Negatives "
+            "that are spread out are easy to tell from the demonstrated action, and teach less about its surroundings; "
+            "negatives in the valleys teach most there, and may dig.",
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
+        from cebm.experiments.drawing import curves
+
         curves(figure.subplots(), finding.numbers["curves"], "success")

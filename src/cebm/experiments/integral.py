@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cebm.experiments.drawing import bars
 from cebm.experiments.ledger import Claim, Computation, Finding, Interval, Result, Results, Scale, Task
 from cebm.explicit import MixtureDensityEnergy
 from cebm.information import Quadrature
@@ -85,10 +84,12 @@ class Integral(Claim):
             f"Bias of log Z: {measured}.",
             {"bias": biases, "intervals": {name: interval.to_json() for name, interval in intervals.items()}},
             "The mean of exp(−E) over samples of q estimates ∫ q exp(−E), which is Z over the volume only where q is "
-            "uniform. Chains and mixtures around the demonstration go where exp(−E) is large, so they overestimate.",
+            "uniform. Chains and mixtures around the demonstration go where exp(−E) is large: their mean is too large.",
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
+        from cebm.experiments.drawing import bars
+
         axes = figure.subplots()
         bars(axes, finding.numbers["bias"], "bias of log Z, nats")
         axes.axhline(0, color="black", linewidth=0.8)

@@ -22,7 +22,7 @@ from cebm.evaluation import TEST_SEED, evaluate
 from cebm.information import Quadrature, conditional_entropy, mutual_information
 from cebm.policy import ExplicitPolicy, ImplicitPolicy, load
 from cebm.storage import to_json
-from cebm.training import Job, demonstrations_of, load_metrics, resume, train
+from cebm.training import Job, TrainingError, demonstrations_of, load_metrics, resume, train
 from cebm.trials import Trial, find_trial
 
 if TYPE_CHECKING:
@@ -91,10 +91,12 @@ class Training:
 
     def run(self, directory: Path) -> Result:
         """Trains, or goes on, and measures."""
-        if (directory / "run.json").exists():
-            outcome = resume(directory)
-        else:
-            outcome = train(self.job, directory)
+        try:
+            outcome = resume(directory) if (directory / "run.json").exists() else train(self.job, directory)
+        except TrainingError as error:
+            if not isinstance(error.__cause__, FloatingPointError | ValueError):
+                raise
+            return diverged(self.job, directory, str(error))
         return measure(self.job, directory, outcome.best_step)
 
 
@@ -256,6 +258,24 @@ def measure(job: Job, directory: Path, best_step: int) -> Result:
     return result | information(last, validation)
 
 
+def diverged(job: Job, directory: Path, reason: str) -> Result:
+    """A run that ended in numbers that are none: it has no last policy, so it succeeds in nothing."""
+    rows = load_metrics(directory)
+    return {
+        "trial": job.name,
+        "seed": job.seed,
+        "steps": job.steps,
+        "diverged": reason,
+        "curve": [_short(row) for row in rows if row["kind"] == "evaluation"],
+        "training": [_short(row) for row in rows if row["kind"] == "train"],
+        "seconds_per_step": _seconds_per_step(rows),
+        "last": {"success": 0.0},
+        "best": {"success": 0.0},
+        "conditional_entropy": None,
+        "mutual_information": None,
+    }
+
+
 def information(policy: ImplicitPolicy | ExplicitPolicy, validation: Demonstrations, rows: int = 64) -> Result:
     """H(y|x) and I(x; y) of the last policy's energy on validation observations, by quadrature, in nats; actions are
     normalised. None beyond two dimensions."""
@@ -266,7 +286,7 @@ def information(policy: ImplicitPolicy | ExplicitPolicy, validation: Demonstrati
     obs = policy.obs_box.normalise(torch.from_numpy(np.ascontiguousarray(windows[chosen][0])))
     limit = policy.act_box.limit
     dim = policy.energy.act_dim
-    quadrature = Quadrature((-limit,) * dim, (limit,) * dim, 1024 if dim == 1 else 128)
+    quadrature = Quadrature((-limit,) * dim, (limit,) * dim, 1024 if dim == 1 else 256)
     with torch.no_grad():
         return {
             "conditional_entropy": float(conditional_entropy(policy.energy, obs, quadrature)),
@@ -329,8 +349,9 @@ class Interval:
     def number(self) -> str:
         return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g})"
 
-    def to_json(self) -> list[float]:
-        return [self.mean, self.low, self.high]
+    def to_json(self) -> list[float | None]:
+        """None for what is infinite, which JSON does not know."""
+        return [value if math.isfinite(value) else None for value in (self.mean, self.low, self.high)]
 
 
 def decide(interval: Interval, at_least: float = 0.0) -> Verdict:

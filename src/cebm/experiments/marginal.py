@@ -1,0 +1,143 @@
+"""Claim 11: the Marginal Action Sampler is on par with IBC's Langevin (the paper's learning curves)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cebm.envs.particle import ParticleTask
+from cebm.experiments.ledger import SCALES, Claim, Finding, Interval, Result, Results, Scale, Task, Verdict, training
+from cebm.trials import find_trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPERS = ("ibc", "ibc-mas", "correct-mas", "correct-mas-maxent")
+"""The paper's four trials."""
+DESCRIBED = "correct-mas-maxent"
+"""The sampler as Sec. V describes it: correct Langevin, maximum entropy."""
+COUNTS = (8, 32, 128)
+"""Negatives per example; 8 is the trial as it is."""
+MARGIN = 0.1
+LEAST = 0.2
+"""Success that `ibc` must reach: two policies that fail are on par about nothing."""
+
+
+class Marginal(Claim):
+    number = 11
+    slug = "marginal"
+    section = "Sec. V, Fig. 2"
+    statement = (
+        "Negatives of a Marginal Action Sampler, an energy of the action alone trained with the correct Langevin step "
+        "and maximum entropy, give a policy on par with that of IBC's Langevin negatives."
+    )
+    protocol = (
+        "The paper's four trials, `ibc`, `ibc-mas`, `correct-mas` and `correct-mas-maxent`, on the same demonstrations "
+        "of the 2-D particle task (300 at the paper's scale, where an epoch is 29 steps), evaluated along training on "
+        "validation episodes. Beside them `ibc-mas` with 32 and 128 negatives in place of 8, on the first three seeds."
+    )
+    metric = (
+        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed; "
+        "differences to `ibc` are paired by seed. A run that diverges counts as 0."
+    )
+    rule = (
+        "Decided by success(correct-mas-maxent) − success(ibc), the sampler as the paper describes it. Holds where the "
+        "whole 95 % interval lies within ±10 points, does not hold where none of it does, else inconclusive; "
+        "inconclusive too where the mean success of `ibc` is below 20 %. The other two samplers and the other numbers "
+        "of negatives are reported and decide nothing."
+    )
+
+    def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
+        tasks: list[Task] = [training(trial, scale, seed) for seed in seeds for trial in PAPERS]
+        for count in COUNTS[1:]:
+            more = replace(find_trial("ibc-mas"), negative_count=count)
+            tasks += [training(more, scale, seed, f"ibc-mas-{count}") for seed in seeds[:3]]
+        return tasks
+
+    def judge(self, results: Results) -> Finding:
+        plateau = {label: [second_half(run) for run in runs] for label, runs in results.by_label.items()}
+        ibc = Interval.of(plateau["ibc"])
+        differences = {
+            trial: Interval.of_difference(plateau[trial], plateau["ibc"]) for trial in PAPERS if trial != "ibc"
+        }
+        verdict = on_par(differences[DESCRIBED])
+        if ibc.mean < LEAST:
+            verdict = "inconclusive"
+        others = ", ".join(
+            f"{interval.points()} with `{trial}`" for trial, interval in differences.items() if trial != DESCRIBED
+        )
+        by_count = {count: plateau["ibc-mas" if count == 8 else f"ibc-mas-{count}"] for count in COUNTS}
+        counts = ", ".join(f"{count}: {Interval.of(values).percent()}" for count, values in by_count.items())
+        return Finding(
+            verdict,
+            f"Success {ibc.percent()} with `ibc`; the difference to it is {differences[DESCRIBED].points()} with "
+            f"`{DESCRIBED}`, {others}. `ibc-mas` by its number of negatives: {counts}.",
+            {
+                "success": plateau,
+                "differences": {trial: interval.to_json() for trial, interval in differences.items()},
+                "by_count": [[count, values] for count, values in by_count.items()],
+                "steps_per_epoch": steps_per_epoch(results.by_label["ibc"][0]["steps"]),
+                "curves": {
+                    label: [
+                        [(float(row["step"]), row["success"]) for row in run["curve"]]
+                        for run in runs
+                        if "diverged" not in run
+                    ]
+                    for label, runs in results.by_label.items()
+                },
+            },
+            "Negatives of the marginal do not depend on the observation: they ask which of the actions that occur at "
+            "all belongs to this observation. IBC's chains ask for the last bit of precision around the valley. "
+            + {
+                "holds": "Here both questions lead to policies that succeed equally often.",
+                "does not hold": "Here these questions lead to policies of different quality.",
+                "inconclusive": "These runs do not tell whether that makes a difference.",
+            }[verdict]
+            + " More negatives of the marginal come closer to the demonstrated action, so that their number is where "
+            "precision can come from.",
+        )
+
+    def draw(self, finding: Finding, figure: "Figure") -> None:
+        from cebm.experiments.drawing import COLOURS, curves
+
+        numbers: dict[str, Any] = finding.numbers
+        figure.set_size_inches(8.6, 3.6)
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        whole = {trial: numbers["curves"][trial] for trial in PAPERS if numbers["curves"][trial]}
+        curves(left, whole, "success on validation episodes")
+        each = numbers["steps_per_epoch"]
+        if each is not None:
+            top = left.secondary_xaxis("top", functions=(lambda step: step / each, lambda epoch: epoch * each))
+            top.set_xlabel("epoch")
+        for i, (_, values) in enumerate(numbers["by_count"]):
+            right.plot([i] * len(values), values, "k.", markersize=4)
+        right.plot([float(np.mean(values)) for _, values in numbers["by_count"]], color=COLOURS[1], label="ibc-mas")
+        right.axhline(float(np.mean(numbers["success"]["ibc"])), color=COLOURS[0], linestyle="--", label="ibc")
+        right.set_xticks(range(len(numbers["by_count"])), [str(count) for count, _ in numbers["by_count"]])
+        right.set_xlabel("negatives per example")
+        right.set_ylabel("success, second half of training")
+        right.legend(frameon=False, fontsize=8)
+
+
+def second_half(run: Result) -> float:
+    """Mean success over the evaluations of the second half of training; 0 for a run that diverged."""
+    if "diverged" in run:
+        return 0.0
+    successes = [row["success"] for row in run["curve"] if 2 * row["step"] >= run["steps"]]
+    return sum(successes) / len(successes)
+
+
+def on_par(difference: Interval) -> Verdict:
+    """Equivalence: the whole interval within the margin, or none of it."""
+    if difference.low > -MARGIN and difference.high < MARGIN:
+        return "holds"
+    return "does not hold" if difference.low > MARGIN or difference.high < -MARGIN else "inconclusive"
+
+
+def steps_per_epoch(steps: int) -> int | None:
+    """Of a run of that many steps at one of the scales; None for a length that is none of theirs."""
+    for scale in SCALES.values():
+        if scale.steps == steps:
+            return max(1, scale.demonstrations * ParticleTask().steps // scale.trial(find_trial("ibc")).batch_size)
+    return None

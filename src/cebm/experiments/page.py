@@ -1,0 +1,161 @@
+"""The ledger: what the claims' JSON files say, as Markdown and as one self-contained HTML page."""
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from cebm import __version__
+from cebm.storage import write_atomically
+
+PARTS = ("claim", "section", "protocol", "metric", "rule", "measured", "verdict", "comment", "seeds", "settings")
+VERDICTS = ("holds", "does not hold", "inconclusive")
+
+
+def read_claims(out: Path) -> list[dict[str, Any]]:
+    """The records NN-SLUG.json of a folder of results, by number."""
+    found = []
+    for path in sorted(Path(out).glob("[0-9][0-9]-*.json")):
+        try:
+            record = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: damaged, not JSON ({error})") from error
+        lacking = [name for name in (*PARTS, "number", "slug", "commit") if name not in record]
+        if lacking:
+            raise ValueError(f"{path}: {lacking[0]} is missing")
+        found.append(record)
+    if not found:
+        raise ValueError(f"there are no results in {out}; `cebm reproduce` measures them")
+    return sorted(found, key=lambda record: record["number"])
+
+
+def write_ledger(out: Path) -> Path:
+    """Writes `out`.md from the records in `out` alone."""
+    target = Path(out).with_suffix(".md")
+    write_atomically(target, ledger(Path(out)).encode())
+    return target
+
+
+def ledger(out: Path) -> str:
+    """The text of the ledger."""
+    records = read_claims(out)
+    lines = ["# Results", "", summary(records), ""]
+    caution = smoke(records)
+    if caution:
+        lines += [f"**{caution}**", ""]
+    lines += [
+        f"Written by `cebm reproduce` from the files in [{out.name}/]({out.name}). Intervals are 95 % over seeds "
+        "unless a claim says otherwise; every rule was fixed before its run.",
+        "",
+        "| | claim | verdict | measured |",
+        "| --- | --- | --- | --- |",
+    ]
+    for record in records:
+        cells = (
+            f"[{record['number']}](#{anchor(record)})",
+            record["claim"],
+            f"**{record['verdict']}**",
+            record["measured"],
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    for record in records:
+        lines += ["", f"## {heading(record)}", "", f"{record['claim']} ({record['section']})", ""]
+        lines += [f"- **{name.capitalize()}:** {record[name]}" for name in ("protocol", "metric", "rule")]
+        lines += [f"- **Measured:** {record['measured']}", f"- **Verdict:** **{record['verdict']}**", ""]
+        lines += [
+            f"![{record['claim']}]({out.name}/{stem(record)}.png)",
+            "",
+            record["comment"],
+            "",
+            circumstances(record),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(out: Path, html: Path) -> Path:
+    """Writes the ledger as one HTML page with its figures inside; it opens offline."""
+    records = read_claims(out)
+    for record in records:
+        figure = Path(out) / f"{stem(record)}.png"
+        if not figure.is_file():
+            raise FileNotFoundError(f"{figure}: the figure of claim {record['number']} is missing")
+        record["figure"] = "data:image/png;base64," + base64.b64encode(figure.read_bytes()).decode()
+        record["heading"], record["anchor"], record["circumstances"] = (
+            heading(record),
+            anchor(record),
+            circumstances(record),
+        )
+    loader = jinja2.PackageLoader("cebm", "experiments")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["prose"] = prose
+    text = environment.get_template("template.html").render(
+        records=records,
+        style=report_style(environment),
+        summary=summary(records),
+        caution=smoke(records),
+        tally=[(sum(record["verdict"] == verdict for record in records), verdict) for verdict in VERDICTS],
+        version=__version__,
+    )
+    target = Path(html)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, text.encode())
+    return target
+
+
+def report_style(environment: jinja2.Environment) -> Markup:
+    """The style sheet of the run report, so that the two pages look alike."""
+    source, _, _ = jinja2.PackageLoader("cebm", "report").get_source(environment, "template.html")
+    return Markup(source.split("<style>", 1)[1].split("</style>", 1)[0])
+
+
+def prose(text: str) -> Markup:
+    """Escaped, `code` as code, and no line beginning with a % sign."""
+    parts = str(escape(text.replace(" %", "\u00a0%"))).split("`")
+    if len(parts) % 2 == 0:  # a lone backtick is one
+        return Markup("`".join(parts))
+    return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    """How many claims hold."""
+    counts = {verdict: sum(record["verdict"] == verdict for record in records) for verdict in VERDICTS}
+    claims = "1 claim" if len(records) == 1 else f"{len(records)} claims"
+    parts = (
+        f"{counts['holds']} hold{'s' if counts['holds'] == 1 else ''}",
+        f"{counts['does not hold']} {'does' if counts['does not hold'] == 1 else 'do'} not hold",
+        f"{counts['inconclusive']} {'is' if counts['inconclusive'] == 1 else 'are'} inconclusive",
+    )
+    return f"Of {claims}, {parts[0]}, {parts[1]} and {parts[2]}."
+
+
+def smoke(records: list[dict[str, Any]]) -> str:
+    """A warning where some numbers are of the scale that tries the code."""
+    tried = [str(record["number"]) for record in records if record["settings"]["name"] != "paper"]
+    if not tried:
+        return ""
+    which = "Claim" if len(tried) == 1 else "Claims"
+    return f"{which} {', '.join(tried)}: measured at the smoke scale, which tries the code and not the claim."
+
+
+def stem(record: dict[str, Any]) -> str:
+    return f"{record['number']:02d}-{record['slug']}"
+
+
+def heading(record: dict[str, Any]) -> str:
+    return f"Claim {record['number']}: {record['slug'].replace('-', ' ')}"
+
+
+def anchor(record: dict[str, Any]) -> str:
+    """Of the heading, as Markdown renderers make it."""
+    return re.sub(r"[^\w\- ]", "", heading(record).lower()).replace(" ", "-")
+
+
+def circumstances(record: dict[str, Any]) -> str:
+    """Seeds, scale and commit."""
+    seeds = ", ".join(map(str, record["seeds"]))
+    commit = f", commit {record['commit'][:10]}" if record["commit"] else ""
+    return f"Seed{'s' if len(record['seeds']) != 1 else ''} {seeds}; {record['settings']['name']} scale{commit}."

@@ -1,0 +1,165 @@
+"""Claim 15: the paper's thesis, that generalisation goes with mutual information, over the runs of all claims."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cebm.envs.particle import ParticleTask
+from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Training, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURES = {"bound": "bound on I(x; y), nats", "entropy": "H(y|x), nats"}
+OUTCOMES = {"success": "validation success", "gap": "validation − training error"}
+RESAMPLES = 2000
+LEAST_RECIPES = 5
+"""Fewer than this say nothing about recipes."""
+
+
+class Thesis(Claim):
+    number = 15
+    slug = "thesis"
+    section = "Sec. V"
+    statement = (
+        "Conditional energies generalise better the more mutual information between observation and action they have, "
+        "which a low conditional entropy H(y|x) brings about."
+    )
+    protocol = (
+        "All trainings of the other claims on the plain 2-D particle task with the paper's number of demonstrations, "
+        "whatever they vary; explicit networks are left out, whose entropy is a convention, and runs that diverged, "
+        "which leave no energy to measure. Of each run the last "
+        "policy counts: the InfoNCE bound on the mutual information of validation pairs, the other pairs' actions "
+        "being the negatives whatever the run was trained with, and H(y|x) of its energy on validation observations "
+        "by quadrature; against its success on validation episodes, and its action error on validation pairs minus "
+        "that on training pairs."
+    )
+    metric = (
+        "Spearman's rank correlation over runs, with a 95 % interval from 2,000 bootstrap samples over recipes, the "
+        "seeds of a recipe staying together."
+    )
+    rule = (
+        "Holds where the interval of the bound's correlation with success lies above 0 and that with the gap below 0; "
+        "does not hold where the first lies below 0 or the second above 0; else inconclusive, as with fewer than five "
+        "recipes. The correlations of H(y|x) are reported and decide nothing."
+    )
+
+    def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
+        """What the others train, under the recipe's own name; nothing is trained for this claim alone."""
+        from cebm.experiments import CLAIMS
+
+        found: dict[str, Task] = {}
+        for claim in CLAIMS:
+            if claim.slug == self.slug:
+                continue
+            for task in claim.tasks(scale, seeds[: claim.most_seeds]):
+                if isinstance(task, Training) and _counts(task, scale):
+                    found[task.key] = replace(task, label=task.key.rsplit("-", 1)[0])
+        return list(found.values())
+
+    def judge(self, results: Results) -> Finding:
+        whole = {name: [run for run in runs if "diverged" not in run] for name, runs in results.by_label.items()}
+        names = [name for name, found in whole.items() if found]
+        runs = [(i, run) for i, name in enumerate(names) for run in whole[name]]
+        diverged = sum(len(found) for found in results.by_label.values()) - len(runs)
+        recipe = [i for i, _ in runs]
+        last = [run["curve"][-1] for _, run in runs]
+        columns: dict[str, list[float]] = {
+            "bound": [row["mi_bound"] for row in last],
+            "entropy": [run["conditional_entropy"] for _, run in runs],
+            "success": [row["success"] for row in last],
+            "gap": [row["validation_action_error"] - row["train_action_error"] for row in last],
+        }
+        found = {
+            (measure, outcome): correlation(columns[measure], columns[outcome], recipe)
+            for measure in MEASURES
+            for outcome in OUTCOMES
+        }
+        success, gap = found["bound", "success"], found["bound", "gap"]
+        verdict: Verdict = "inconclusive"
+        if len(names) >= LEAST_RECIPES:
+            if success.high < 0 or gap.low > 0:
+                verdict = "does not hold"
+            elif success.low > 0 and gap.high < 0:
+                verdict = "holds"
+        entropy = {outcome: found["entropy", outcome] for outcome in OUTCOMES}
+        return Finding(
+            verdict,
+            f"Rank correlation over {len(runs)} runs of {len(names)} recipes: the bound with success "
+            f"{success.number()}, with the gap {gap.number()}; H(y|x) with success {entropy['success'].number()}, with "
+            f"the gap {entropy['gap'].number()}." + (f" Runs that diverged: {diverged}." if diverged else ""),
+            {
+                "correlations": {f"{m}-{o}": interval.to_json() for (m, o), interval in found.items()},
+                "recipes": names,
+                "recipe": recipe,
+                "columns": columns,
+            },
+            "The bound is high where an energy tells the demonstrated action from those of other observations, and is "
+            "confident only when right. H(y|x) measures sharpness alone, right or wrong: an energy that is sharp in "
+            "the wrong place has low entropy and, held out, a low bound. A correlation over recipes says what goes "
+            "together, not what causes what, and the recipes are those that the other claims happen to compare.",
+        )
+
+    def draw(self, finding: Finding, figure: "Figure") -> None:
+        numbers: dict[str, Any] = finding.numbers
+        figure.set_size_inches(9.0, 6.2)
+        grid = figure.subplots(2, 3, width_ratios=(3, 3, 2))
+        recipe = np.array(numbers["recipe"])
+        for row, (outcome, vertical) in zip(grid, OUTCOMES.items(), strict=True):
+            for axes, (measure, horizontal) in zip(row, MEASURES.items(), strict=False):
+                x, y = np.array(numbers["columns"][measure]), np.array(numbers["columns"][outcome])
+                axes.plot(x, y, ".", color="#999999", markersize=3)
+                for i in range(len(numbers["recipes"])):
+                    mine = recipe == i
+                    axes.text(x[mine].mean(), y[mine].mean(), str(i + 1), fontsize=7, ha="center", va="center")
+                mean, low, high = numbers["correlations"][f"{measure}-{outcome}"]
+                axes.set_title(f"ρ = {mean:.2f} ({low:.2f} to {high:.2f})", fontsize=9)
+                # A few energies are so confident and so wrong that the others would be one dot.
+                axes.set_xscale("symlog" if measure == "bound" else "linear")
+                axes.set_xlabel(horizontal)
+                axes.set_ylabel(vertical)
+        for axes in grid[:, 2]:
+            axes.axis("off")
+        names = [f"{i + 1} {name.rsplit('-', 1)[0]}" for i, name in enumerate(numbers["recipes"])]
+        grid[0, 2].text(0, 1, "\n".join(names), fontsize=7, va="top", transform=grid[0, 2].transAxes)
+
+
+def _counts(task: Training, scale: Scale) -> bool:
+    job = task.job
+    same = job.task == ParticleTask() and job.data is None and job.episodes == scale.demonstrations
+    return same and not job.trial.network.explicit
+
+
+def correlation(x: Sequence[float], y: Sequence[float], recipe: Sequence[int]) -> Interval:
+    """Spearman's correlation and its 95 % interval: recipes are drawn with replacement, each with all its runs.
+    From -1 to 1 where that is undefined, as for a single recipe."""
+    first, second, groups = np.asarray(x, np.float64), np.asarray(y, np.float64), np.asarray(recipe)
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    generator = np.random.default_rng(0)  # of the interval's own, so that the same runs give the same interval
+    drawn = []
+    for _ in range(RESAMPLES):
+        chosen = np.concatenate([members[i] for i in generator.integers(len(members), size=len(members))])
+        value = spearman(first[chosen], second[chosen])
+        if value is not None:
+            drawn.append(value)
+    whole = spearman(first, second)
+    if whole is None or len(members) < 2 or not drawn:
+        return Interval(0.0 if whole is None else whole, -1.0, 1.0)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return Interval(whole, float(low), float(high))
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Pearson's correlation of the ranks, ties sharing theirs; None where one of them is constant."""
+    a, b = ranks(x), ranks(y)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale else None
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """From 1; equal values get the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]

@@ -1,0 +1,92 @@
+"""Claim 11: equivalence is decided by a margin, and the number of negatives is what it says."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cebm.experiments import ledger
+from cebm.experiments.ledger import PAPER, Interval, Result, Results, Training
+from cebm.experiments.marginal import PAPERS, Marginal, on_par, second_half, steps_per_epoch
+from cebm.trials import find_trial
+from test_experiments_running import TINY, short
+
+
+def run(*successes: float) -> Result:
+    return {"steps": 300, "curve": [{"step": 100 * (i + 1), "success": s} for i, s in enumerate(successes)]}
+
+
+def results(ibc: list[float], described: list[float]) -> Results:
+    by_label = {trial: [run(0.0, s, s) for s in ibc] for trial in PAPERS}
+    by_label["correct-mas-maxent"] = [run(0.0, s, s) for s in described]
+    return Results(by_label | {f"ibc-mas-{count}": by_label["ibc-mas"][:3] for count in (32, 128)})
+
+
+def test_the_verdict_is_equivalence() -> None:
+    ibc, claim = [0.5, 0.6, 0.55, 0.65, 0.6], Marginal()
+    near = [s + d for s, d in zip(ibc, (0.02, -0.03, 0.01, 0.0, 0.03), strict=True)]
+    assert claim.judge(results(ibc, near)).verdict == "holds"
+    assert claim.judge(results(near, ibc)).verdict == "holds"  # neither may be the better one
+    worse, better = ([s + sign * 0.3 for s in near] for sign in (-1, 1))
+    assert claim.judge(results(ibc, worse)).verdict == "does not hold"
+    assert claim.judge(results(ibc, better)).verdict == "does not hold"
+    spread = [s + d for s, d in zip(ibc, (0.3, -0.3, 0.2, -0.2, 0.1), strict=True)]
+    assert claim.judge(results(ibc, spread)).verdict == "inconclusive"
+    assert claim.judge(results([0.1] * 5, [0.1] * 5)).verdict == "inconclusive"  # two that fail
+
+
+def test_the_margin() -> None:
+    assert on_par(Interval(0.0, -0.09, 0.09)) == "holds"
+    assert on_par(Interval(0.05, -0.01, 0.11)) == "inconclusive"
+    assert on_par(Interval(-0.2, -0.29, -0.11)) == "does not hold"
+    assert on_par(Interval(0.0, -0.4, 0.4)) == "inconclusive"
+
+
+def test_the_second_half_counts() -> None:
+    early, late = run(1.0, 0.2, 0.4), run(0.4, 0.2, 1.0)
+    assert second_half(early) == pytest.approx(0.3)
+    assert second_half(late) == pytest.approx(0.6)  # the same numbers reversed
+
+
+def test_a_run_that_diverged_counts_as_zero() -> None:
+    from matplotlib.figure import Figure
+
+    hand = results([0.6] * 5, [0.6] * 5)
+    gone = {"steps": 300, "curve": [{"step": 100, "success": 0.6}], "diverged": "loss is nan"}
+    lost = [*hand.by_label["correct-mas-maxent"][:4], gone]
+    claim = Marginal()
+    finding = claim.judge(Results(hand.by_label | {"correct-mas-maxent": lost}))
+    assert finding.numbers["success"]["correct-mas-maxent"] == pytest.approx([0.6] * 4 + [0.0])
+    assert finding.verdict == "inconclusive"  # one of five: −12 ± 33 points
+    claim.draw(finding, Figure())
+    claim.draw(claim.judge(Results(hand.by_label | {"correct-mas-maxent": [gone] * 5})), Figure())
+
+
+def test_tasks_differ_in_the_sampler_alone() -> None:
+    tasks = [task for task in Marginal().tasks(PAPER, range(5)) if isinstance(task, Training)]
+    assert len(tasks) == 4 * 5 + 2 * 3
+    first = [task.job for task in tasks if task.seed == 0]
+    assert len({(job.steps, job.episodes, job.task) for job in first}) == 1
+    more = next(job for job in first if job.name == "ibc-mas-128")
+    assert replace(more.trial, negative_count=8) == find_trial("ibc-mas")
+    assert steps_per_epoch(PAPER.steps) == 29 and steps_per_epoch(PAPER.steps + 1) is None
+
+
+def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(ledger, "information", lambda *_: {})  # takes time, and this claim does not ask
+    claim = Marginal()
+    tasks = [short(task) for task in claim.tasks(TINY, range(1))]
+    found = Results.of(tasks, {task.key: task.run(tmp_path / task.key) for task in tasks})
+    # Weights are small at first, so the first loss is that of guessing among M + 1: M reaches the loss.
+    for label, count in (("ibc", 8), ("ibc-mas", 8), ("ibc-mas-32", 32), ("ibc-mas-128", 128)):
+        assert found.by_label[label][0]["training"][0]["info_nce"] == pytest.approx(math.log(count + 1), abs=0.05)
+    finding = claim.judge(found)
+    assert finding.verdict == "inconclusive"  # a single seed has no interval
+    finding = replace(finding, numbers=json.loads(json.dumps(finding.numbers)))
+    figure = Figure()
+    claim.draw(finding, figure)
+    assert len(figure.axes) == 2 and figure.axes[0].get_legend() is not None

@@ -1,0 +1,214 @@
+"""Tasks, their records and their statistics: nothing is run twice, nothing finished is lost."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from cebm.experiments import running
+from cebm.experiments.ledger import (
+    Claim,
+    Computation,
+    Finding,
+    Interval,
+    Result,
+    Results,
+    Scale,
+    Task,
+    decide,
+    training,
+)
+from cebm.experiments.running import ReproductionError, reproduce
+from cebm.trials import find_trial
+
+TINY = Scale("smoke", 4, 2, 3, 4, 2, 2, 2, True)
+
+
+def short(task: Task) -> Task:
+    """The same training in episodes of three steps: roll-outs are what takes time at this size."""
+    if isinstance(task, Computation):
+        return task
+    assert task.job.task is not None
+    return replace(task, job=replace(task.job, task=replace(task.job.task, steps=3)))
+
+
+@dataclass(frozen=True)
+class Counted(Claim):
+    """Computes the seed, notes each call in a file, and fails for some seeds while a file says so."""
+
+    number = 99
+    slug = "counted"
+    section = "none"
+    statement = "Seeds are positive."
+    protocol = metric = rule = "none"
+
+    notes: Path
+
+    def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
+        return [Computation(self, seed, scale) for seed in seeds]
+
+    def compute(self, scale: Scale, seed: int) -> Result:
+        with open(self.notes, "a") as file:
+            file.write(f"{seed} {os.getpid()}\n")
+        if self.notes.with_suffix(f".fail-{seed}").exists():
+            raise ArithmeticError(f"the bad luck of seed {seed}")
+        return {"value": seed + 1}
+
+    def judge(self, results: Results) -> Finding:
+        values = results.values("computation", "value")
+        return Finding(decide(Interval.of(values)), f"Values {values}.", {"values": values}, "None.")
+
+    def draw(self, finding: Finding, figure: Any) -> None:
+        figure.subplots().plot(finding.numbers["values"])
+
+    def calls(self) -> list[tuple[int, int]]:
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        return [(int(seed), int(process)) for seed, process in map(str.split, lines)]
+
+
+class Inline:
+    """Runs what it is given at once, in this process."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> "Inline":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "ProcessPoolExecutor", Inline)
+
+
+def test_tasks_run_in_processes_of_their_own(tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    found = reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    assert found["counted"].measured == "Values [1.0, 2.0]."
+    assert sorted(seed for seed, _ in claim.calls()) == [0, 1]
+    assert os.getpid() not in {process for _, process in claim.calls()}
+
+
+def test_a_finished_task_is_not_run_again(inline: None, tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    for seeds in (1, 2, 2, 3):
+        reproduce([claim], TINY, seeds, 1, tmp_path / "results", tmp_path / "runs")
+    assert [seed for seed, _ in claim.calls()] == [0, 1, 2]
+    record = json.loads((tmp_path / "results/99-counted.json").read_text())
+    assert record["seeds"] == [0, 1, 2] and record["measurements"] == {"values": [1.0, 2.0, 3.0]}
+    assert (tmp_path / "results/99-counted.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_records_of_another_checkout_are_used(inline: None, tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    first = reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    shutil.copytree(tmp_path / "results/runs", tmp_path / "clone/results/runs")
+    again = reproduce([claim], TINY, 2, 1, tmp_path / "clone/results", tmp_path / "clone/runs")
+    assert first == again and len(claim.calls()) == 2
+    # And they are what is judged: another number in a record is another finding.
+    path = tmp_path / "clone/results/runs/counted-smoke-0.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"result": {"value": -7}}))
+    changed = reproduce([claim], TINY, 2, 1, tmp_path / "clone/results", tmp_path / "clone/runs")
+    assert changed["counted"].measured == "Values [-7.0, 2.0]."
+
+
+def test_failures_are_named_and_the_rest_is_kept(inline: None, tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    bad = tmp_path / "notes.fail-1"
+    bad.touch()
+    with pytest.raises(ReproductionError, match="1 of 3 tasks failed") as caught:
+        reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
+    assert "counted-smoke-1: " in str(caught.value) and "the bad luck of seed 1" in str(caught.value)
+    assert "counted-smoke-0" not in str(caught.value)
+    kept = sorted(path.name for path in (tmp_path / "results/runs").iterdir())
+    assert kept == ["counted-smoke-0.json", "counted-smoke-2.json"]
+    bad.unlink()
+    reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
+    assert sorted(seed for seed, _ in claim.calls()) == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("seeds", "workers", "message"), [(0, 1, "seeds"), (1, 0, "workers")])
+def test_nothing_is_not_a_number_of_seeds_or_workers(seeds: int, workers: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{message} must be at least 1, got 0"):
+        reproduce([Counted(tmp_path / "notes")], TINY, seeds, workers, tmp_path / "results", tmp_path / "runs")
+
+
+def test_a_training_goes_on_in_its_directory(tmp_path: Path) -> None:
+    """What is there already is not trained again, and measures the same."""
+    task = short(training("mse", replace(TINY, evaluate_every=2), 0))
+    first = task.run(tmp_path / task.key)
+    metrics = (tmp_path / task.key / "metrics.jsonl").read_bytes()
+    assert task.run(tmp_path / task.key) == first
+    assert (tmp_path / task.key / "metrics.jsonl").read_bytes() == metrics
+    assert [row["step"] for row in first["curve"]] == [2, 4]
+    assert set(first["last"]) >= {"success", "final_distance"} and isinstance(first["conditional_entropy"], float)
+
+
+def test_a_key_is_the_settings_and_not_the_label() -> None:
+    plain = training("ibc", TINY, 0)
+    assert training("ibc", TINY, 0, "another label").key == plain.key
+    others = [
+        training("ibc", TINY, 1),
+        training("ibc-mas", TINY, 0),
+        training("ibc", TINY, 0, episodes=3),
+        training("ibc", TINY, 0, steps=5),
+        training(replace(find_trial("ibc"), negative_count=9), TINY, 0, "ibc"),
+    ]
+    assert len({plain.key, *(task.key for task in others)}) == 6
+
+
+def test_results_follow_the_seeds() -> None:
+    tasks = [training("mse", TINY, seed) for seed in (2, 0, 1)]
+    results = Results.of(tasks, {task.key: {"deep": [{"value": 10 * task.seed}]} for task in tasks})
+    assert results.values("mse", "deep", 0, "value") == [0.0, 10.0, 20.0]
+    assert results.seeds == {"mse": [0, 1, 2]}
+
+
+def test_an_interval_by_hand() -> None:
+    # Mean 2, deviation 1, t = 4.303 with two degrees of freedom: 4.303/√3 = 2.4843.
+    interval = Interval.of([1.0, 2.0, 3.0])
+    assert interval.to_json() == pytest.approx([2.0, 2 - 2.48434, 2 + 2.48434], abs=1e-4)
+    # Paired: the differences are 1, 2, 3, however far apart the pairs are.
+    assert Interval.of_difference([101.0, 2.0, -7.0], [100.0, 0.0, -10.0]).to_json() == pytest.approx(
+        interval.to_json()
+    )
+    with pytest.raises(ValueError):
+        Interval.of_difference([1.0, 2.0], [1.0])
+    single = Interval.of([0.5])
+    assert single.mean == 0.5 and decide(single) == "inconclusive"
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 16, 17, 25, 60])
+def test_an_interval_is_students(n: int) -> None:
+    values = np.random.default_rng().normal(size=n)
+    interval = Interval.of(values.tolist())
+    half = scipy.stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n)
+    assert interval.high - interval.mean == pytest.approx(half, rel=2e-3)
+    assert interval.mean - interval.low == pytest.approx(half, rel=2e-3)
+
+
+def test_decide() -> None:
+    assert decide(Interval(0.2, 0.1, 0.3)) == "holds"
+    assert decide(Interval(-0.2, -0.3, -0.1)) == "does not hold"
+    assert decide(Interval(0.2, -0.1, 0.5)) == "inconclusive"
+    assert decide(Interval(0.2, 0.1, 0.3), at_least=0.15) == "inconclusive"
+    assert decide(Interval(0.2, 0.1, 0.3), at_least=0.4) == "does not hold"
+    # At the limit itself nothing is decided.
+    assert decide(Interval(0.1, 0.0, 0.2)) == decide(Interval(-0.1, -0.2, 0.0)) == "inconclusive"

@@ -1,0 +1,117 @@
+"""Claim 15: rank correlations over the runs of the other claims, recipes being what varies."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import cebm.experiments
+from cebm.experiments import thesis
+from cebm.experiments.explicit_policies import ExplicitPolicies
+from cebm.experiments.formulation import Formulation
+from cebm.experiments.integral import Integral
+from cebm.experiments.ledger import PAPER, Results, Training
+from cebm.experiments.marginal import Marginal
+from cebm.experiments.thesis import Thesis, correlation, spearman
+from cebm.experiments.validation import Validation
+from test_experiments_running import TINY, short
+
+OTHERS = (Integral(), Formulation(), Marginal(), Validation(), ExplicitPolicies())
+
+
+def results(success: Callable[[float], float], gap: Callable[[float], float], recipes: int = 12) -> Results:
+    """Three seeds per recipe; both outcomes as functions of the bound, which rises with the recipe."""
+    found = {}
+    for i in range(recipes):
+        found[f"recipe-{i}-digest"] = [
+            {
+                "curve": [
+                    {"mi_bound": 99.0, "success": 0.0, "validation_action_error": 0.0, "train_action_error": 9.0},
+                    {
+                        "mi_bound": bound,
+                        "success": success(bound),
+                        "validation_action_error": 0.1 + gap(bound),
+                        "train_action_error": 0.1,
+                    },
+                ],
+                "conditional_entropy": -bound,
+            }
+            for bound in (i + 0.1 * seed for seed in range(3))
+        ]
+    return Results(found)
+
+
+def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thesis, "RESAMPLES", 200)
+    judge = Thesis().judge
+    finding = judge(results(lambda b: b, lambda b: -b))
+    assert finding.verdict == "holds"
+    assert finding.numbers["correlations"]["bound-success"] == pytest.approx([1, 1, 1])
+    assert finding.numbers["correlations"]["entropy-success"] == pytest.approx([-1, -1, -1])
+    assert judge(results(lambda b: -b, lambda b: b)).verdict == "does not hold"  # reversed
+    assert judge(results(lambda b: b, lambda b: b)).verdict == "does not hold"
+    assert judge(results(lambda b: abs(b - 5.6), lambda b: -b)).verdict == "inconclusive"
+    assert judge(results(lambda b: 0.0, lambda b: 0.0)).verdict == "inconclusive"  # nothing varies
+    assert judge(results(lambda b: b, lambda b: -b, recipes=4)).verdict == "inconclusive"
+
+
+def test_runs_that_diverged_are_left_out_and_counted() -> None:
+    hand = results(lambda b: b, lambda b: -b, recipes=6).by_label
+    gone = {"diverged": "loss is nan", "curve": [], "conditional_entropy": None}
+    finding = Thesis().judge(Results({**hand, "recipe-0-digest": [gone, gone], "gone-digest": [gone]}))
+    assert "15 runs of 5 recipes" in finding.measured and finding.measured.endswith("Runs that diverged: 3.")
+
+
+def test_spearman_is_scipys() -> None:
+    generator = np.random.default_rng()
+    x, y = generator.normal(size=40), generator.integers(4, size=40).astype(float)  # with ties
+    assert spearman(x, y) == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
+    assert spearman(x, np.zeros(40)) is None
+
+
+def test_the_seeds_of_a_recipe_are_not_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty copies of each run say no more than one. A bootstrap over runs would shrink its interval by √20."""
+    monkeypatch.setattr(thesis, "RESAMPLES", 500)
+    generator = np.random.default_rng()
+    x, y = generator.normal(size=10), generator.normal(size=10)
+    once = correlation(x.tolist(), y.tolist(), list(range(10)))
+    copies = correlation(np.repeat(x, 20).tolist(), np.repeat(y, 20).tolist(), np.repeat(range(10), 20).tolist())
+    assert copies.to_json() == pytest.approx(once.to_json())
+    as_if_apart = correlation(np.repeat(x, 20).tolist(), np.repeat(y, 20).tolist(), list(range(200)))
+    assert as_if_apart.high - as_if_apart.low < 0.5 * (once.high - once.low)
+
+
+def test_nothing_is_trained_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cebm.experiments, "CLAIMS", (*OTHERS, Thesis()))
+    tasks = Thesis().tasks(PAPER, range(5))
+    keys = [task.key for task in tasks]
+    asked = {task.key for claim in OTHERS for task in claim.tasks(PAPER, range(claim.most_seeds))}
+    assert len(keys) == len(set(keys)) and set(keys) <= asked
+    assert all(isinstance(task, Training) for task in tasks)
+    jobs = [task.job for task in tasks if isinstance(task, Training)]
+    assert {job.task.dim for job in jobs if job.task is not None} == {2} and {job.episodes for job in jobs} == {300}
+    assert not any(job.task.random_order for job in jobs if job.task is not None)
+    assert {job.name for job in jobs} >= {"ibc", "correct", "ibc-mas-32"} and not {"mse", "mdn"} & {
+        job.name for job in jobs
+    }
+    by_label: dict[str, set[int]] = {}
+    for task in tasks:
+        assert task.seed not in by_label.setdefault(task.label, set())
+        by_label[task.label].add(task.seed)
+
+
+def test_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(cebm.experiments, "CLAIMS", (Formulation(), Thesis()))
+    claim = Thesis()
+    tasks = [short(task) for task in claim.tasks(TINY, range(1))]
+    finding = claim.judge(Results.of(tasks, {task.key: task.run(tmp_path / task.key) for task in tasks}))
+    assert finding.verdict == "inconclusive" and "2 runs of 2 recipes" in finding.measured
+    figure = Figure()
+    claim.draw(replace(finding, numbers=json.loads(json.dumps(finding.numbers))), figure)
+    assert len(figure.axes) == 6

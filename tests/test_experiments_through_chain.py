@@ -1,0 +1,167 @@
+"""Claim 13: the gradient is that of the chain, the comparison is of like with like, and the rule."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cebm.energy import MLPEnergy
+from cebm.experiments import through_chain
+from cebm.experiments.ledger import SMOKE, Results, Training, training
+from cebm.experiments.running import conclude, run_task
+from cebm.experiments.through_chain import (
+    ThroughChain,
+    ThroughChains,
+    constant_trainer,
+    extra_gradient,
+    through_trainer,
+)
+from cebm.negatives import ShortChains, Source
+from cebm.objectives import info_nce
+from cebm.samplers import run
+from cebm.training import Trainer
+
+CLAIM = ThroughChain()
+TOY = replace(SMOKE, steps=3, demonstrations=2, evaluate_every=2, evaluation_episodes=2)
+
+
+def test_end_to_end(tmp_path: Path) -> None:
+    """Of the two kinds of run the claim's own is run; the shared trainings are stood in for."""
+    pytest.importorskip("matplotlib")
+    tasks = CLAIM.tasks(TOY, [0])
+    assert [task.key for task in tasks if isinstance(task, Training)] == [training("ibc", TOY, 0).key]
+    (tmp_path / "runs").mkdir()
+    stand_in = {"last": {"success": 0.5}, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}]}
+    for task in tasks:
+        if isinstance(task, Training):
+            (tmp_path / "runs" / f"{task.key}.json").write_text(json.dumps({"result": stand_in}))
+        else:
+            run_task(task, tmp_path, tmp_path)
+    finding = conclude(CLAIM, tasks, TOY, tmp_path)
+    assert finding.verdict == "inconclusive"  # one seed has no interval
+    assert [[step for step, _ in points] for points in finding.numbers["curves"]["through the chain"]] == [[2, 3]]
+    assert finding.numbers["diverged"] == []
+    assert min(finding.numbers["seconds_per_step"]["through"]) > 0
+    assert min(finding.numbers["extra_gradient"]["rest"]) > 1e-4
+    assert max(finding.numbers["extra_gradient"]["observation"]) < 1e-5
+    assert json.loads((tmp_path / "13-through-chain.json").read_text())["rule"] == CLAIM.rule
+    assert (tmp_path / "13-through-chain.png").stat().st_size > 5000
+
+
+def test_the_two_runs_differ_in_the_graph_alone() -> None:
+    job = training("ibc", TOY, 0).job
+    trainers = constant_trainer(job), through_trainer(job)
+    losses = [float(trainer.step()["loss"]) for trainer in trainers]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    parameters = [torch.cat([p.flatten() for p in trainer.learner.parameters()]) for trainer in trainers]
+    assert not torch.equal(*parameters)
+    assert all(torch.equal(a, b) for a, b in zip(trainers[0]._batch(1), trainers[1]._batch(1), strict=True))
+
+
+def test_the_gradient_is_that_of_the_loss_as_a_function_of_the_weights(generator: torch.Generator) -> None:
+    """Against central differences, for which the chain runs anew, along what the two gradients differ by."""
+    for _ in range(8):
+        energy = MLPEnergy(3, 2, 16, init="torch", generator=generator).double()
+        obs, actions = (2 * torch.rand(6, n, generator=generator).double() - 1 for n in (3, 2))
+        seed = int(torch.randint(2**31, (), generator=generator))
+
+        def loss(source: Source, energy=energy, obs=obs, actions=actions, seed=seed) -> Tensor:
+            drawn = source.sample(energy, obs, actions, 4, torch.Generator().manual_seed(seed)).actions
+            return info_nce(energy(obs, actions.unsqueeze(1))[:, 0], energy(obs, drawn))
+
+        weights = list(energy.parameters())
+        constant = torch.autograd.grad(loss(ShortChains()), weights)
+        through = torch.autograd.grad(loss(ThroughChains(ShortChains())), weights)
+        direction = [a - b for a, b in zip(through, constant, strict=True)]
+        norm = torch.cat([d.flatten() for d in direction]).norm()
+
+        def along(step: float, weights=weights, direction=direction, norm=norm, loss=loss) -> float:
+            values = []
+            with torch.no_grad():
+                for sign in (1, -2, 1):
+                    for weight, change in zip(weights, direction, strict=True):
+                        weight.add_(change, alpha=sign * step / float(norm))
+                    values.append(loss(ShortChains()).item())
+            return (values[0] - values[1]) / (2 * step)
+
+        def dot(gradient: tuple[Tensor, ...], direction=direction, norm=norm) -> float:
+            return float(sum((g * d).sum() for g, d in zip(gradient, direction, strict=True)) / norm)
+
+        coarse, fine = along(1e-6), along(5e-7)
+        if norm > 1e-3 and abs(coarse - fine) < 1e-3 * norm:  # otherwise a kink lies between: another network
+            assert abs(fine - dot(through)) < 1e-2 * norm
+            assert abs(fine - dot(constant)) > 0.9 * norm  # planted: negatives held constant
+            return
+    pytest.fail("no network without a kink")
+
+
+def test_without_the_graph_nothing_is_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = through_trainer(training("ibc", TOY, 0).job)
+    source, before = trainer.learner.source, trainer.generator.get_state()
+    assert extra_gradient(trainer)["rest"] > 1e-4
+    assert trainer.learner.source is source and torch.equal(trainer.generator.get_state(), before)
+
+    def planted(*args: Any, keep_graph: bool = False) -> Any:
+        return run(*args)
+
+    monkeypatch.setattr(through_chain, "run", planted)
+    assert extra_gradient(trainer) == {"observation": 0.0, "rest": 0.0}
+
+
+def test_a_run_that_diverges_is_judged_by_its_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer.step
+
+    def failing(trainer: Trainer) -> dict[str, Tensor]:
+        if trainer.step_count == 1:
+            raise FloatingPointError("loss is nan")
+        return step(trainer)
+
+    monkeypatch.setattr(through_chain, "seconds_per_step", lambda job, steps: {"through": 2.0, "constant": 1.0})
+    monkeypatch.setattr(Trainer, "step", failing)
+    result = CLAIM.compute(TOY, 0)
+    assert result["diverged"] == "step 2: loss is nan"
+    assert [row["step"] for row in result["curve"]] == [2]
+    results = Results({"through the chain": [result] * 2, "ibc": [{"last": {"success": 0.9}, "curve": []}] * 2})
+    assert "Runs that ended early: step 2: loss is nan" in CLAIM.judge(results).measured
+
+
+def results_of(through: list[float], constant: list[float]) -> Results:
+    extra = {"seconds_per_step": {"through": 0.6, "constant": 0.2}, "diverged": None}
+    gradients = {"extra_gradient": {"first": {"observation": 0.0, "rest": 0.1}}}
+    curve = [{"step": 1, "success": 0.5}]
+    return Results(
+        {
+            "through the chain": [{"last": {"success": s}, "curve": curve, **extra, **gradients} for s in through],
+            "ibc": [{"last": {"success": s}, "curve": curve} for s in constant],
+        }
+    )
+
+
+LOW, HIGH = [0.50, 0.52, 0.54], [0.91, 0.90, 0.93]
+
+
+@pytest.mark.parametrize(
+    ("expected", "through", "constant"),
+    [
+        ("holds", HIGH, LOW),
+        ("does not hold", LOW, HIGH),
+        ("inconclusive", HIGH, [0.90, 0.93, 0.91]),
+        ("inconclusive", HIGH[:1], LOW[:1]),
+    ],
+)
+def test_the_rule(expected: str, through: list[float], constant: list[float]) -> None:
+    finding = CLAIM.judge(results_of(through, constant))
+    assert finding.verdict == expected
+    assert finding.numbers["ratio"][0] == pytest.approx(3)
+
+
+def test_comments_do_not_contradict_the_verdict() -> None:
+    comments = {
+        finding.verdict: finding.comment
+        for finding in map(CLAIM.judge, (results_of(HIGH, LOW), results_of(LOW, HIGH), results_of(HIGH, HIGH)))
+    }
+    assert len(set(comments.values())) == len(comments) == 3

@@ -1,0 +1,367 @@
+"""The claims that are decided by trainings: their rules by hand-made results, their code end to end at toy size."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cebm.demonstrations import Demonstrations
+from cebm.envs.particle import ParticleTask, collect_particle
+from cebm.experiments import chains, dimensions, joint, mcmc_loss, noise
+from cebm.experiments.chains import Chains
+from cebm.experiments.dimensions import Dimensions, skill
+from cebm.experiments.joint import EARLY, Joint, five_epochs
+from cebm.experiments.ledger import (
+    PAPER,
+    SMOKE,
+    Claim,
+    Finding,
+    Interval,
+    Result,
+    Results,
+    Task,
+    Training,
+    Verdict,
+    training,
+)
+from cebm.experiments.maxent import MaxEnt
+from cebm.experiments.mcmc_loss import McmcLoss, no_better
+from cebm.experiments.noise import Noise, all_parts
+from cebm.experiments.running import draw, reproduce
+from cebm.samplers import Langevin
+from cebm.training import Trainer
+from cebm.trials import find_trial
+
+CLAIMS: tuple[Claim, ...] = (Noise(), Chains(), McmcLoss(), MaxEnt(), Joint(), Dimensions())
+TINY = replace(SMOKE, steps=6, demonstrations=1, many=1, evaluate_every=6, evaluation_episodes=1)
+
+
+# ---------------------------------------------------------------------------------------------- hand-made results
+
+
+def result(
+    success: float = 0.5,
+    *,
+    train: float = 0.1,
+    validation: float = 0.1,
+    entropy: float = 0.0,
+    information: float = 1.0,
+    distances: tuple[float, float] = (1.0, 1.0),
+) -> Result:
+    """What `measure` gives, as far as these claims read it; the distances are those of the two halves of training."""
+    row = {"step": 100, "success": success, "train_action_error": train, "validation_action_error": validation}
+    return {
+        "steps": 100,
+        "curve": [row | {"step": 50, "success": 0.0, "train_action_error": 9.0, "validation_action_error": 9.0}, row],
+        "training": [{"step": step, "negative_distance": distances[step > 50]} for step in (10, 30, 50, 51, 75, 100)],
+        "last": {"success": success},
+        "best": {"success": success},
+        "conditional_entropy": entropy,
+        "mutual_information": information,
+    }
+
+
+def judged(claim: Claim, made: Callable[[str, int], Result], seeds: int = 5) -> Finding:
+    """The finding on results that are a function of label and seed."""
+    tasks = claim.tasks(PAPER, range(seeds))
+    results = Results.of(tasks, {task.key: made(task.label, task.seed) for task in tasks})
+    return claim.judge(results)
+
+
+def by_success(claim: Claim, success: dict[str, float], spread: float = 0.01) -> Verdict:
+    """The verdict where each trial has this success, and seeds differ by `spread` in each trial on its own."""
+    return judged(claim, lambda label, seed: result(success[label] + spread * wave(label, seed))).verdict
+
+
+def wave(label: str, seed: int) -> float:
+    """Deviations of five seeds, of variance 1 and uncorrelated between the trials of a claim."""
+    angle = 2 * math.pi * seed / 5
+    waves = (math.cos(angle), math.sin(angle), math.cos(2 * angle), math.sin(2 * angle))
+    return math.sqrt(8 / 5) * waves[{"ibc": 0, "correct": 1, EARLY: 2}.get(label, 3)]
+
+
+# ---------------------------------------------------------------------------------------------- end to end
+
+
+def run_short(task: Task, out: Path, runs: Path) -> None:
+    """Runs a training with episodes of four steps, and writes its record as if they had all."""
+    assert isinstance(task, Training) and task.job.task is not None
+    job = replace(task.job, task=replace(task.job.task, steps=4))
+    record = {"result": replace(task, job=job).run(runs / task.key)}
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    (out / "runs" / f"{task.key}.json").write_text(json.dumps(record))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # for the time they take; test_training.py checks those of every trial
+def test_all_claims_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fewer values of what is swept, for the time it takes.
+    monkeypatch.setattr(noise, "SIGMAS", (1.0, 0.1))
+    monkeypatch.setattr(dimensions, "DIMENSIONS", (2, 3))
+    out, runs = tmp_path / "results", tmp_path / "runs"
+    tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(TINY, [0])}
+    for task in tasks.values():
+        run_short(task, out, runs)
+    findings = reproduce(CLAIMS, TINY, 1, 1, out, runs)  # nothing is missing, so it only judges
+    for claim in CLAIMS:
+        record = json.loads((out / f"{claim.number:02d}-{claim.slug}.json").read_text())
+        assert record["verdict"] == findings[claim.slug].verdict == "inconclusive"  # one seed decides nothing
+        assert (out / f"{claim.number:02d}-{claim.slug}.png").stat().st_size > 5000
+
+    def of(slug: str, *path: Any) -> Any:
+        value: Any = findings[slug].numbers
+        for part in path:
+            value = value[part]
+        return value
+
+    # What is told of a trial is what its run measured.
+    ibc = json.loads((out / "runs" / f"{training('ibc', TINY, 0).key}.json").read_text())["result"]
+    rows = [row["negative_distance"] for row in ibc["training"] if row["step"] > 3]
+    assert of("noise", "values", "distance", 1, 0) == pytest.approx(np.mean(rows))
+    assert of("noise", "values", "entropy", 1, 0) == ibc["conditional_entropy"]
+    for slug in ("chains", "mcmc-loss", "maxent", "joint"):
+        assert of(slug, "success", "ibc") == [ibc["last"]["success"]]
+        assert of(slug, "curves", "ibc", 0, -1) == (6.0, ibc["curve"][-1]["success"])
+    assert of("joint", "errors", "ibc", "validation", 0) == ibc["curve"][-1]["validation_action_error"]
+    assert of("dimensions", "skill", "ibc", 0, 0) == skill(ibc["curve"][-1]["validation_action_error"], 2)
+    # An untrained energy is flat: its density is uniform on [-1.1, 1.1]², and knows nothing of the observation.
+    assert of("noise", "values", "entropy", 0, 0) == pytest.approx(2 * math.log(2.2), abs=0.05)
+    assert of("noise", "values", "information", 0, 0) == pytest.approx(0, abs=0.05)
+    # Five epochs are five steps here, where an epoch is one batch.
+    early = next(task for task in tasks.values() if task.label == EARLY)
+    assert json.loads((out / "runs" / f"{early.key}.json").read_text())["result"]["curve"][-1]["step"] == 5
+
+
+def test_claims_share_the_trainings_that_they_can() -> None:
+    plain = training("ibc", PAPER, 0).key
+    keys = {claim.slug: {task.key for task in claim.tasks(PAPER, range(claim.most_seeds))} for claim in CLAIMS}
+    for slug in ("noise", "chains", "mcmc-loss", "maxent", "joint"):
+        assert plain in keys[slug]
+    assert training("correct", PAPER, 4).key in keys["chains"] & keys["maxent"]
+    sizes = {slug: len(found) for slug, found in keys.items()}
+    assert sizes == {"noise": 15, "chains": 15, "mcmc-loss": 10, "maxent": 15, "joint": 15, "dimensions": 27}
+    assert len(set().union(*keys.values())) == 5 * 7 + 3 * 4 + 27
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
+def test_findings_are_plain_json_and_enough_for_the_figure(claim: Claim, tmp_path: Path) -> None:
+    finding = judged(claim, lambda label, seed: result(0.1 * seed, train=0.1 + 0.01 * seed), seeds=3)
+    numbers = json.loads(json.dumps(finding.numbers, allow_nan=False))
+    draw(claim, replace(finding, numbers=numbers), tmp_path)
+    assert (tmp_path / f"{claim.number:02d}-{claim.slug}.png").stat().st_size > 5000
+    for text in (claim.statement, claim.protocol, claim.metric, claim.rule, finding.measured, finding.comment):
+        assert text.endswith(".")
+
+
+def test_parts_make_a_whole() -> None:
+    assert all_parts(["holds", "holds"]) == "holds"
+    assert all_parts(["holds", "inconclusive"]) == "inconclusive"
+    assert all_parts(["inconclusive", "does not hold", "holds"]) == "does not hold"
+
+
+# ---------------------------------------------------------------------------------------------- 4, noise
+
+
+def sweep(
+    entropy: float, distance: float, information: float, spread: float = 0.01, at: float = 2.0
+) -> Callable[[str, int], Result]:
+    """Results that change by so much with every factor of ten of σ; slopes differ by `spread` between seeds."""
+
+    def made(label: str, seed: int) -> Result:
+        decades = math.log10(float(label.removeprefix("ibc-noise-")))
+        off = spread * (seed - 1) * decades
+        return result(
+            entropy=entropy * decades + off,
+            information=at + information * decades + off,
+            distances=(7.0 - seed, 1 + distance * decades + off),
+        )
+
+    return made
+
+
+def test_noise_verdicts() -> None:
+    def verdict(*slopes: float, spread: float = 0.002, at: float = 2.0) -> Verdict:
+        return judged(Noise(), sweep(*slopes, spread=spread, at=at), seeds=3).verdict
+
+    assert verdict(0.5, 0.1, -0.5) == "holds"
+    assert verdict(-0.5, -0.1, 0.5) == "does not hold"
+    for reversed_part in ((-0.5, 0.1, -0.5), (0.5, -0.1, -0.5), (0.5, 0.1, 0.5)):
+        assert verdict(*reversed_part) == "does not hold"
+    assert verdict(0.5, 0.0, -0.5) == "does not hold"  # no effect is an effect below what counts
+    assert verdict(0.5, 0.1, -0.5, spread=0.5) == "inconclusive"
+    # At the ceiling of what 64 observations can tell, no change means nothing.
+    assert verdict(0.5, 0.1, 0.0) == "does not hold"
+    assert verdict(0.5, 0.1, 0.0, at=noise.CEILING - 0.01) == "inconclusive"
+
+
+def test_noise_recovers_slopes_from_the_second_half_of_training() -> None:
+    found = judged(Noise(), sweep(0.5, 0.1, -0.25), seeds=3).numbers
+    assert found["slopes"]["entropy"][0] == pytest.approx(0.5)
+    assert found["slopes"]["distance"][0] == pytest.approx(0.1)  # the first half, 7 − seed, would give 0
+    assert found["slopes"]["information"][0] == pytest.approx(0.25)  # of −I
+    half = 4.303 * 0.01 / math.sqrt(3)  # Student's t with 2 degrees of freedom, of −0.01, 0, 0.01
+    assert found["slopes"]["entropy"][2] == pytest.approx(0.5 + half)
+
+
+def test_noise_changes_the_training_chains_alone() -> None:
+    plain = find_trial("ibc")
+    for task in Noise().tasks(PAPER, [0]):
+        assert isinstance(task, Training)
+        trial = task.job.trial
+        assert isinstance(trial.sampler, Langevin)
+        assert task.label == f"ibc-noise-{trial.sampler.noise:g}"
+        assert replace(trial, sampler=plain.sampler) == plain
+
+
+# ---------------------------------------------------------------------------------------------- 5 and 6
+
+
+def test_chains_verdicts() -> None:
+    success = {"correct": 0.6, "long-chain": 0.3, "ibc": 0.1}
+    assert by_success(Chains(), success) == "holds"  # although `ibc` is worse: it does not decide
+    assert by_success(Chains(), success | {"correct": 0.3, "long-chain": 0.6}) == "does not hold"
+    assert by_success(Chains(), success | {"long-chain": 0.3, "correct": 0.1, "ibc": 0.9}) == "does not hold"
+    assert by_success(Chains(), success, spread=0.3) == "inconclusive"
+    assert by_success(Chains(), dict.fromkeys(chains.TRIALS, 0.0), spread=0.0) == "inconclusive"  # all fail
+
+
+def test_the_deciding_pair_shares_the_formula_of_the_step() -> None:
+    one, many, ibc = (find_trial(trial) for trial in chains.TRIALS)
+    assert isinstance(one.sampler, Langevin) and isinstance(many.sampler, Langevin)
+    assert one.sampler.formulation == many.sampler.formulation == "correct"
+    assert replace(one, negatives="chains", sampler=ibc.sampler) == replace(many, sampler=ibc.sampler) == ibc
+    assert (one.burn_in, one.thin, one.negative_count) == (50, 5, 8)  # as the protocol says
+
+
+def test_mcmc_loss_verdicts() -> None:
+    def verdict(gain: float, spread: float = 0.01) -> Verdict:
+        return by_success(McmcLoss(), {"ibc": 0.4, "mcmc-loss": 0.4 + gain}, spread)
+
+    assert verdict(0.3) == "does not hold"
+    assert verdict(-0.3) == "holds"  # worse is no improvement either
+    assert verdict(0.0) == "holds"
+    assert verdict(0.0, spread=0.2) == "inconclusive"  # too wide to exclude an improvement
+    assert replace(find_trial("mcmc-loss"), objective="info-nce") == find_trial("ibc")
+
+
+def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
+    assert no_better(Interval(0.02, 0.01, 0.03)) == "does not hold"  # small, but certain
+    assert no_better(Interval(0.0, -0.05, 0.05)) == "holds"
+    assert no_better(Interval(0.1, -0.05, 0.25)) == "inconclusive"
+    # The margin is what a comparison of two runs can show, each of the scale's test episodes.
+    error = math.sqrt(0.25 / PAPER.test_episodes)
+    assert pytest.approx(1.96 * math.sqrt(2) * error, abs=0.003) == mcmc_loss.NOTICED
+
+
+# ---------------------------------------------------------------------------------------------- 7, maxent
+
+
+def test_maxent_verdicts() -> None:
+    def verdict(maxent: float, correct: float, ibc: float, spread: float = 0.01) -> Verdict:
+        return by_success(MaxEnt(), {"conditional-maxent": maxent, "correct": correct, "ibc": ibc}, spread)
+
+    assert verdict(0.4, 0.1, 0.5) == "holds"
+    assert verdict(0.5, 0.1, 0.4) == "does not hold"  # better than ibc
+    assert verdict(0.2, 0.1, 0.5) == "does not hold"  # less than half of ibc: not usable
+    assert verdict(0.4, 0.6, 0.5) == "does not hold"  # not by the regulariser: worse than without
+    assert verdict(0.4, 0.1, 0.5, spread=0.5) == "inconclusive"
+    assert verdict(0.4, 0.4, 0.5) == "inconclusive"  # usable, but as usable without
+    trial = find_trial("conditional-maxent")
+    assert replace(trial, objective="info-nce") == find_trial("correct")
+
+
+# ---------------------------------------------------------------------------------------------- 8, joint
+
+
+def joint_verdict(
+    early: float = 0.05, gap: float = 0.3, success: float = 0.1, ibc: float = 0.5, spread: float = 0.002
+) -> Verdict:
+    def made(label: str, seed: int) -> Result:
+        off = spread * wave(label, seed)
+        if label == "ibc":
+            return result(ibc + off, train=0.08, validation=0.12 + off)
+        if label == EARLY:
+            return result(0.9, train=early + off, validation=0.5)
+        return result(success + off, train=0.02, validation=0.02 + gap + off)
+
+    return judged(Joint(), made).verdict
+
+
+def test_joint_verdicts() -> None:
+    assert joint_verdict() == "holds"
+    assert joint_verdict(early=0.3) == "does not hold"  # does not fit in five epochs
+    assert joint_verdict(gap=0.0) == "does not hold"  # a smaller gap than that of ibc
+    assert joint_verdict(success=0.5, ibc=0.1) == "does not hold"
+    assert joint_verdict(gap=0.04, spread=0.01) == "inconclusive"
+    assert joint_verdict(spread=0.5) == "inconclusive"
+
+
+@pytest.mark.parametrize("scale", [PAPER, SMOKE, TINY], ids=["paper", "smoke", "tiny"])
+def test_five_epochs_are_those_of_the_trainer(scale: Any) -> None:
+    task = training("joint-replay", scale, 0)
+    pairs = scale.demonstrations * ParticleTask().steps
+    blank = Demonstrations.from_arrays(
+        np.random.default_rng(0).random((pairs, 8), np.float32),
+        np.random.default_rng(1).random((pairs, 2), np.float32),
+        np.arange(1, scale.demonstrations + 1) * ParticleTask().steps,
+    )
+    trainer = Trainer(task.job.trial, blank, blank, steps=1)
+    assert five_epochs(scale) == min(scale.steps, 5 * trainer.steps_per_epoch)
+    assert joint.FITS == 0.1 and five_epochs(PAPER) == 145
+
+
+# ---------------------------------------------------------------------------------------------- 9, dimensions
+
+
+def dimensions_verdict(
+    ibc: tuple[float, float], gmm: tuple[float, float], uniform: tuple[float, float], spread: float = 0.01
+) -> Verdict:
+    """The verdict for the skills that trials have in 2 and in 16 dimensions."""
+    skills = {"ibc": ibc, "gmm-nll": gmm, "uniform": uniform}
+
+    def made(label: str, seed: int) -> Result:
+        trial, _, dim = label.removesuffix("d").rpartition("-")
+        few, many = skills[trial]
+        wanted = {2: few, 4: (few + many) / 2, 16: many}[int(dim)]
+        wanted += spread * (seed - 1) * (-1) ** ["ibc", "gmm-nll", "uniform"].index(trial)
+        return result(validation=(1 - wanted) * math.sqrt(int(dim) / 12))
+
+    return judged(Dimensions(), made, seeds=3).verdict
+
+
+def test_dimensions_verdicts() -> None:
+    assert dimensions_verdict((0.9, 0.8), (0.9, 0.1), (0.8, 0.2)) == "holds"
+    assert dimensions_verdict((0.9, 0.1), (0.9, 0.8), (0.9, 0.8)) == "inconclusive"  # reversed: ibc is no reference
+    assert dimensions_verdict((0.9, 0.6), (0.9, 0.8), (0.9, 0.8)) == "does not hold"
+    assert dimensions_verdict((0.9, 0.8), (0.9, 0.1), (0.9, 0.8)) == "does not hold"  # one of them scales
+    assert dimensions_verdict((0.9, 0.8), (0.2, 0.1), (0.2, 0.1)) == "inconclusive"  # bad, but everywhere
+    assert dimensions_verdict((0.9, 0.1), (0.9, 0.1), (0.9, 0.1)) == "inconclusive"  # none works
+    assert dimensions_verdict((0.9, 0.8), (0.9, 0.1), (0.8, 0.2), spread=0.5) == "inconclusive"
+
+
+@pytest.mark.parametrize("dim", [2, 16])
+def test_acting_at_the_centre_has_the_skill_that_the_metric_says(dim: int, generator: torch.Generator) -> None:
+    goals = torch.rand(20_000, dim, generator=generator, dtype=torch.float64)
+    errors = (goals - 0.5).norm(dim=1)
+    # The mean distance from a square's centre, (√2 + log(1 + √2))/6; and E‖z‖ ≈ √(E‖z‖²)(1 − Var‖z‖²/8(E‖z‖²)²) with
+    # Var‖z‖² = dim/180, its next term below 0.001 in 16 dimensions.
+    exact = {2: (math.sqrt(2) + math.log(1 + math.sqrt(2))) / 6, 16: math.sqrt(16 / 12) * (1 - 0.8 / (8 * 16))}[dim]
+    error = float(errors.std()) / math.sqrt(len(errors))
+    assert abs(float(errors.mean()) - exact) < 4.5 * error + 0.001
+    assert skill(exact, dim) == pytest.approx({2: 0.06, 16: 0.01}[dim], abs=0.005)
+    # Planted: the scale of one dimension for all, which would tell even ibc to lose skill as the dimension grows.
+    assert dim == 2 or skill(exact, 1) < -2
+
+
+def test_the_experts_actions_are_goals_in_the_box_that_skill_is_scaled_by(generator: torch.Generator) -> None:
+    # Root mean square of the distance to the centre: √(dim/12) for uniform goals. 150 episodes show 300 goals per
+    # dimension with Var(z²) = 1/180, and an episode's two goals share its steps as they may: at worst one counts.
+    for dim in (2, 16):
+        actions = collect_particle(ParticleTask(dim=dim), 150, generator.initial_seed() % 2**31).actions
+        square = float(((actions - 0.5) ** 2).sum(1).mean())
+        assert abs(square - dim / 12) < 4.5 * math.sqrt(dim / 180 / 150)
