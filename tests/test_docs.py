@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *(f"docs/{name}.md" for name in ("theory", "stability", "performance")),
+    *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "results")),
 ]
 
 
@@ -72,8 +72,11 @@ def test_compose_example_learns() -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name
-    for link in re.findall(r"\]\(([^)]+)\)", document.read_text()):
-        assert link.startswith("https://") or (document.parent / link).exists(), link
+    text = document.read_text()
+    headings = [re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)]
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        inside = link.startswith("#") and link[1:] in headings
+        assert inside or link.startswith("https://") or (document.parent / link).exists(), link
 
 
 def test_theory_names_real_functions() -> None:

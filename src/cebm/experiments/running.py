@@ -185,7 +185,7 @@ class _Display:
     def finished(self, task: Task) -> None:
         self._done.add(task.key)
         if not self._console.is_terminal:
-            text = f"{len(self._done)} of {len(self._tasks)}: {task.label}, seed {task.seed}"
+            text = f"{len(self._done)} of {len(self._tasks)}: {task.key}"
             self._console.print(text, highlight=False, markup=False)
 
     def update(self) -> None:
