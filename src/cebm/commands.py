@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -196,7 +195,7 @@ def reproduce_claims(arguments: "Reproduce") -> None:
     from cebm.experiments import CLAIMS, find_claim
     from cebm.experiments.ledger import SCALES
     from cebm.experiments.page import write_ledger, write_page
-    from cebm.experiments.running import ReproductionError, reproduce
+    from cebm.experiments.running import reproduce
 
     if arguments.report:
         if arguments.claims:
@@ -210,15 +209,7 @@ def reproduce_claims(arguments: "Reproduce") -> None:
         raise ValueError(f"out must be a folder with a name, which the ledger beside it takes, got {arguments.out}")
     workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
     scale = SCALES[arguments.scale]
-    try:
-        findings = reproduce(claims, scale, arguments.seeds, workers, arguments.out, arguments.runs)
-    except ReproductionError as error:
-        # One line for the terminal, the rest for whoever looks into it.
-        log = arguments.out / "failures.txt"
-        log.write_text(f"{error}\n")
-        first, _, rest = str(error).partition("\n")
-        failed = "; ".join(": ".join(found) for found in re.findall(r"^(\S+-\d+): \w+: (.*)$", rest, re.M))
-        raise ReproductionError(f"{first} {failed} (see {log})") from error
+    findings = reproduce(claims, scale, arguments.seeds, workers, arguments.out, arguments.runs)
     width = max(len(claim.slug) for claim in claims)
     for claim in claims:
         finding = findings[claim.slug]

@@ -124,15 +124,20 @@ def _run_all(tasks: list[Task], of: int, workers: int, out: Path, runs: Path) ->
                     task = waiting.pop(future)
                     error = future.exception()
                     if error is not None:
-                        failures[task.key] = f"{type(error).__name__}: {error}"
+                        failures[task.key] = str(error) or type(error).__name__
                     display.finished(task)
                 display.update()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if failures:
-        lines = "\n".join(f"{key}: {reason}" for key, reason in failures.items())
-        raise ReproductionError(f"{len(failures)} of {len(tasks)} tasks failed; the others are kept:\n{lines}")
+        # One line for the terminal, the rest for whoever looks into it.
+        log = out / "failures.txt"
+        log.write_text("\n".join(f"{key}: {reason}\n" for key, reason in failures.items()))
+        short = "; ".join(f"{key}: {reason.splitlines()[0]}" for key, reason in failures.items())
+        raise ReproductionError(
+            f"{len(failures)} of {len(tasks)} tasks failed, the others are kept: {short} (see {log})"
+        )
 
 
 def _one_thread() -> None:
