@@ -204,7 +204,7 @@ def figure(found: Records) -> Figure:
         for i, record in enumerate(found.get(case, [])):
             _draw_energies(energy, record, colour, None if i else case)
     energy.set_xlabel("training step")
-    energy.set_ylabel("contrasted |E| of positives (solid), negatives (dashed)")
+    energy.set_ylabel("contrasted |E|, dashed: negatives")
     energy.set_yscale("log")
     energy.legend(fontsize=7, frameon=False)
     for axes in (success, energy):

@@ -59,7 +59,7 @@ def landscape(policy: Policy, moments: Sequence[Moment]) -> dict[str, Any]:
             {
                 "title": moment.title,
                 "marks": [_mark(policy, *mark) for mark in moment.marks],
-                "mean": [number(float(each.mean() - lowest)) for each in energies],
+                "mean": [number(max(0.0, float(each.mean() - lowest))) for each in energies],
                 "chosen": [number(value) for value in _units(policy, chosen)],
             }
         )
