@@ -16,10 +16,10 @@ CASES: dict[str, Callable[[torch.Generator], ExplicitEnergy]] = {
     "regression": lambda g: RegressionEnergy(OBS, ACT, 16, generator=g),
     "regression, linear": lambda g: RegressionEnergy(OBS, ACT, 16, 0, generator=g),
     "regression, normal": lambda g: RegressionEnergy(OBS, ACT, 16, init="normal", generator=g),
-    "mixture": lambda g: MixtureDensityEnergy(OBS, ACT, 16, generator=g),
-    "mixture, one component": lambda g: MixtureDensityEnergy(OBS, ACT, 16, components=1, generator=g),
-    "mixture, deep": lambda g: MixtureDensityEnergy(OBS, ACT, 16, 4, 3, generator=g),
-    "mixture, floored": lambda g: MixtureDensityEnergy(OBS, ACT, 16, floor=0.1, generator=g),
+    "mixture": lambda g: MixtureDensityEnergy(OBS, ACT, 64, generator=g),
+    "mixture, one component": lambda g: MixtureDensityEnergy(OBS, ACT, 64, components=1, generator=g),
+    "mixture, deep": lambda g: MixtureDensityEnergy(OBS, ACT, 64, 4, 3, generator=g),
+    "mixture, floored": lambda g: MixtureDensityEnergy(OBS, ACT, 64, floor=0.1, generator=g),
 }
 every_energy = pytest.mark.parametrize("name", CASES)
 
