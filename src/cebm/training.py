@@ -555,14 +555,19 @@ def _signals() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _run_record(job: Job) -> dict[str, Any]:
+def source_commit() -> str | None:
+    """The commit of the code that runs, where it is a checkout."""
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
+    return git.stdout.strip() or None
+
+
+def _run_record(job: Job) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
         "versions": {**versions, "python": platform.python_version()},
-        "commit": git.stdout.strip() or None,
+        "commit": source_commit(),
         "threads": torch.get_num_threads(),
     }

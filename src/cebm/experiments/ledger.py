@@ -230,18 +230,9 @@ def training(
 
 def measure(job: Job, directory: Path, best_step: int) -> Result:
     """Everything that some claim asks of a run: its curve, its losses, how it ends, and what its energy knows."""
-    rows = load_metrics(directory)
     _, validation, task = demonstrations_of(job)
     last, best = load(directory / "policy"), load(directory / "best")
-    result: Result = {
-        "trial": job.name,
-        "seed": job.seed,
-        "steps": job.steps,
-        "best_step": best_step,
-        "curve": [_short(row) for row in rows if row["kind"] == "evaluation"],
-        "training": [_short(row) for row in rows if row["kind"] == "train"],
-        "seconds_per_step": _seconds_per_step(rows),
-    }
+    result = _course(job, directory) | {"best_step": best_step}
     if task is not None:
         candidates = min(job.evaluation_candidates, job.trial.candidates)
         for name, policy in (("last", last), ("best", best)):
@@ -260,19 +251,25 @@ def measure(job: Job, directory: Path, best_step: int) -> Result:
 
 def diverged(job: Job, directory: Path, reason: str) -> Result:
     """A run that ended in numbers that are none: it has no last policy, so it succeeds in nothing."""
+    return _course(job, directory) | {
+        "diverged": reason,
+        "last": {"success": 0.0},
+        "best": {"success": 0.0},
+        "conditional_entropy": None,
+        "mutual_information": None,
+    }
+
+
+def _course(job: Job, directory: Path) -> Result:
+    """What a run is, and how it went."""
     rows = load_metrics(directory)
     return {
         "trial": job.name,
         "seed": job.seed,
         "steps": job.steps,
-        "diverged": reason,
         "curve": [_short(row) for row in rows if row["kind"] == "evaluation"],
         "training": [_short(row) for row in rows if row["kind"] == "train"],
         "seconds_per_step": _seconds_per_step(rows),
-        "last": {"success": 0.0},
-        "best": {"success": 0.0},
-        "conditional_entropy": None,
-        "mutual_information": None,
     }
 
 

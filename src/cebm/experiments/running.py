@@ -7,7 +7,6 @@ once their record is written.
 
 import json
 import multiprocessing
-import subprocess
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -19,7 +18,7 @@ from typing import Any
 from cebm import __version__
 from cebm.experiments.ledger import Claim, Finding, Result, Results, Scale, Task, Training
 from cebm.storage import write_atomically
-from cebm.training import load_metrics
+from cebm.training import load_metrics, source_commit
 
 
 class ReproductionError(RuntimeError):
@@ -66,7 +65,7 @@ def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) -> Fi
         "comment": finding.comment,
         "seeds": seeds,
         "settings": asdict(scale),
-        "commit": commit(),
+        "commit": source_commit(),
         "runs": sorted({task.key for task in tasks}),
         "measurements": finding.numbers,
     }
@@ -91,14 +90,6 @@ def draw(claim: Claim, finding: Finding, out: Path) -> None:
 def read(out: Path, key: str) -> Result:
     """The result of a finished task."""
     return json.loads(_record(out, key).read_bytes())["result"]
-
-
-def commit() -> str | None:
-    """The commit that measures."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return git.stdout.strip() or None
 
 
 def _record(out: Path, key: str) -> Path:
@@ -159,7 +150,7 @@ def run_task(task: Task, out: Path, runs: Path) -> None:
         "label": task.label,
         "seed": task.seed,
         "cebm": __version__,
-        "commit": commit(),
+        "commit": source_commit(),
         "seconds": round(perf_counter() - began, 1),
         "result": result,
     }
