@@ -8,20 +8,21 @@ Every run is an ordinary run directory under --runs and resumes where it stopped
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from cebm.energy import Actions, Context, EnergyModel
 from cebm.envs.particle import ParticleTask
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.explicit import TiltedEnergy
-from cebm.policy import ImplicitPolicy, Network
-from cebm.samplers import Langevin, run
+from cebm.policy import ImplicitPolicy, Network, Proposal
+from cebm.samplers import ChainState, Langevin, StepInfo, run
 from cebm.storage import load_bundle
-from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, Trainer, demonstrations_of, resume, train
+from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, Trainer, resume, train, trainer_of
 from cebm.trials import TRIALS, Trial
 
 STEADY, IBC = TRIALS["steady"], TRIALS["ibc"]
@@ -39,7 +40,7 @@ class Case:
     procedures: tuple[str, ...] = ("as-trained",)
     """Ways to act, each tried on the same weights."""
     every: int = 0
-    """Also measure the second half of training, every so many steps, as trained."""
+    """Also measure the second half of training, every so many steps, with the first procedure."""
     at: tuple[int, ...] = ()
     """Checkpoints at which all procedures are tried, besides the last."""
     eval_episodes: int = 200
@@ -47,7 +48,7 @@ class Case:
 
 HOW = ("as-trained", "minimum", "proposal-only")
 CORRECTION = ("corrected", "corrected-draw", "uncorrected")
-CHAINS = ("raw", "averaged", "averaged-draw", "averaged-16", "averaged-40-steps")
+CHAINS = ("raw", "averaged", "averaged-softmax", "averaged-16", "averaged-40-steps", "averaged-normalised")
 CASES = {
     "steady-2d-2000": Case(STEADY, procedures=HOW, every=500),
     "steady-2d-300": Case(STEADY, episodes=300, procedures=HOW, every=500),
@@ -56,7 +57,7 @@ CASES = {
     "steady-random-order": Case(STEADY, RANDOM_ORDER, steps=5000, procedures=HOW),
     "steady-random-order-history": Case(replace(STEADY, history=8), RANDOM_ORDER, steps=5000, procedures=HOW),
     "ibc-2d-300": Case(
-        replace(IBC, ema=0.995), episodes=300, procedures=CHAINS, at=(1000, 2000, 5000), eval_episodes=100
+        replace(IBC, ema=0.995), episodes=300, procedures=CHAINS, every=1000, at=(1000, 3000), eval_episodes=100
     ),
 }
 
@@ -68,7 +69,7 @@ def _ablation(trial: Trial, *procedures: str) -> Case:
 # One change at a time, from the published recipe towards ours and back; 2,000 steps, 2,000 demonstrations.
 _IBC_AVERAGED = replace(IBC, ema=0.995)
 CASES |= {
-    "ablation-ibc": _ablation(_IBC_AVERAGED, "raw", "averaged", "averaged-draw"),
+    "ablation-ibc": _ablation(_IBC_AVERAGED, "raw", "averaged", "averaged-softmax"),
     "ablation-ibc-rate": _ablation(
         replace(
             _IBC_AVERAGED,
@@ -79,13 +80,13 @@ CASES |= {
         ),
         "raw",
         "averaged",
-        "averaged-draw",
+        "averaged-softmax",
     ),
     "ablation-ibc-penalty": _ablation(
-        replace(_IBC_AVERAGED, gradient_penalty=1.0, gradient_margin=10.0), "raw", "averaged", "averaged-draw"
+        replace(_IBC_AVERAGED, gradient_penalty=1.0, gradient_margin=10.0), "raw", "averaged", "averaged-softmax"
     ),
     "ablation-ibc-smoothing": _ablation(
-        replace(_IBC_AVERAGED, network=Network(smoothing=0.05)), "raw", "averaged", "averaged-draw"
+        replace(_IBC_AVERAGED, network=Network(smoothing=0.05)), "raw", "averaged", "averaged-softmax"
     ),
     "marginal-in-batch": _ablation(replace(TRIALS["in-batch-corrected"], ema=0.995), *CORRECTION),
     "marginal-mas": _ablation(replace(TRIALS["ibc-mas-corrected"], ema=0.995), *CORRECTION),
@@ -132,8 +133,7 @@ def measure(case: Case, name: str, seed: int, directory: Path) -> dict[str, Any]
         evaluation_episodes=100,
     )
     outcome = resume(directory) if (directory / "run.json").exists() else train(job, directory)
-    training, validation, _ = demonstrations_of(job)
-    trainer = Trainer(case.trial, training, validation, seed, limits=(0.0, 1.0), steps=case.steps)
+    trainer = trainer_of(job)
     result: dict[str, Any] = {
         "case": name,
         "seed": seed,
@@ -163,6 +163,36 @@ def measure(case: Case, name: str, seed: int, directory: Path) -> dict[str, Any]
     return result
 
 
+@dataclass(frozen=True)
+class NormalisedDescent:
+    """y' = y − r_k ∇E/‖∇E‖, r_k falling from 0.5 to 0.005 by a constant factor: the energy's scale plays no part."""
+
+    steps: int = 10
+
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+        return ChainState(start)
+
+    def step(
+        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
+    ) -> tuple[ChainState, StepInfo]:
+        energies, gradients = energy.energies_and_gradients(context, state.actions)
+        norm = gradients.norm(dim=-1, keepdim=True)
+        radius = 0.5 * 0.01 ** (k / (self.steps - 1))
+        actions = (state.actions - radius * gradients / norm.clamp_min(1e-12)).clamp(-1.1, 1.1)
+        none = torch.zeros_like(norm.mean())
+        return ChainState(actions), StepInfo(energies.mean(), norm.mean(), none, none + 1)
+
+
+class SoftmaxOfCandidates(ImplicitPolicy):
+    """Takes candidate i, where the search has left it, with probability ∝ exp(−Eᵢ)."""
+
+    def propose(self, obs: Any, **effort: Any) -> Proposal:
+        found = super().propose(obs, **effort)
+        generator = self._generator(effort.get("generator"))
+        drawn = torch.multinomial((-found.energies).softmax(1), 1, generator=generator)
+        return replace(found, action=found.candidates.take_along_dim(drawn.unsqueeze(-1), 1).squeeze(1))
+
+
 def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
     """The policy and its effort."""
     policy = trainer.policy()
@@ -178,10 +208,12 @@ def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
         if way == "uncorrected":
             policy = replace(policy, energy=policy.energy.tilt)
         return replace(policy, choice="draw" if way == "corrected-draw" else "minimum"), {"candidates": 64}
-    if way == "raw":
-        return replace(policy, energy=trainer.learner.conditional.eval()), {"candidates": 64}
-    if way == "averaged-draw":
-        return replace(policy, choice="draw"), {"candidates": 64}
+    if way.startswith("raw"):
+        policy = replace(policy, energy=trainer.learner.conditional.eval())
+    if way == "averaged-normalised":
+        policy = replace(policy, sampler=NormalisedDescent())  # type: ignore[arg-type]  # a sampler of this study only
+    if way.endswith("softmax"):
+        policy = SoftmaxOfCandidates(**{each.name: getattr(policy, each.name) for each in fields(policy) if each.init})
     if way == "averaged-40-steps":
         return policy, {"candidates": 64, "steps": 40}
     return policy, {"candidates": 16 if way == "averaged-16" else 64}

@@ -18,12 +18,13 @@ WAYS = {
     "proposal-only": "one draw of q",
     "raw": "raw weights, minimum of 64",
     "averaged": "averaged weights, minimum of 64",
-    "averaged-draw": "averaged, drawn from 64",
+    "averaged-softmax": "averaged, softmax over 64",
     "averaged-16": "averaged, minimum of 16",
     "corrected": "E − log p̂(y), minimum of 64",
     "corrected-draw": "E − log p̂(y), drawn from 64",
     "uncorrected": "E alone, minimum of 64",
     "averaged-40-steps": "averaged, minimum of 64, 40 steps",
+    "averaged-normalised": "averaged, minimum of 64, normalised gradients",
 }
 TARGETS = {
     "steady-2d-2000": ("2-D, 2,000 demonstrations", 97),
@@ -105,8 +106,8 @@ def _checkpoints(found: Records) -> str:
 
 
 def _ways(records: list[dict[str, Any]]) -> str:
-    steps = sorted(map(int, records[0]["checkpoints"]))
     ways = [way for way in WAYS if way in records[0]["last"]]
+    steps = sorted(int(step) for step, tried in records[0]["checkpoints"].items() if set(ways) <= set(tried))
     rows = [
         (WAYS[way], *(_percent([r["checkpoints"][str(step)][way]["success"] for r in records]) for step in steps))
         for way in ways

@@ -120,6 +120,23 @@ def test_split_depends_on_the_seed_and_checks_its_arguments() -> None:
 # Windows
 
 
+def test_rows_are_spread_over_episodes() -> None:
+    ends = np.array([1, 4, 9, 12, 30])
+    data = Demonstrations.from_arrays(np.zeros((30, 2)), np.zeros((30, 1)), ends)
+    windows = data.windows(1, 1)
+    seen = np.zeros(30, bool)
+    for seed in range(400):
+        rows = windows.spread(5, seed)
+        assert np.searchsorted(ends, rows, side="right").tolist() == [0, 1, 2, 3, 4]  # one of each
+        fewer = np.searchsorted(ends, windows.spread(3, seed), side="right")
+        assert len(set(fewer.tolist())) == 3 and (np.diff(fewer) > 0).all()
+        seen[rows] = True
+    assert seen.all()  # a step is missed 400 times with probability (17/18)⁴⁰⁰ < 2e-10
+    # Fewer episodes than rows: all steps count, none twice.
+    assert np.unique(windows.spread(6, 0)).size == 6 and windows.spread(99, 0).tolist() == list(range(30))
+    assert windows.spread(5, 1).tolist() == windows.spread(5, 1).tolist()
+
+
 def test_windows_by_hand() -> None:
     windows = example((4, 1, 3)).windows(history=2, horizon=3)
     obs, actions = windows[:]

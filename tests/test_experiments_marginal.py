@@ -21,7 +21,8 @@ def run(*successes: float) -> Result:
 def results(ibc: list[float], described: list[float]) -> Results:
     by_label = {trial: [run(0.0, s, s) for s in ibc] for trial in PAPERS}
     by_label["correct-mas-maxent"] = [run(0.0, s, s) for s in described]
-    return Results(by_label | {f"ibc-mas-{count}": by_label["ibc-mas"][:3] for count in (32, 128)})
+    more = {f"correct-mas-maxent-{count}": by_label["correct-mas-maxent"][:3] for count in (32, 64)}
+    return Results(by_label | more)
 
 
 def test_the_verdict_is_equivalence() -> None:
@@ -69,8 +70,9 @@ def test_tasks_differ_in_the_sampler_alone() -> None:
     assert len(tasks) == 4 * 5 + 2 * 3
     first = [task.job for task in tasks if task.seed == 0]
     assert len({(job.steps, job.episodes, job.task) for job in first}) == 1
-    more = next(job for job in first if job.name == "ibc-mas-128")
-    assert replace(more.trial, negative_count=8) == find_trial("ibc-mas")
+    more = next(job for job in first if job.name == "correct-mas-maxent-64")
+    assert more.trial.negative_count == 64
+    assert replace(more.trial, negative_count=8) == find_trial("correct-mas-maxent")
     assert steps_per_epoch(PAPER.steps) == 29 and steps_per_epoch(PAPER.steps + 1) is None
 
 
@@ -82,7 +84,7 @@ def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [short(task) for task in claim.tasks(TINY, range(1))]
     found = Results.of(tasks, {task.key: task.run(tmp_path / task.key) for task in tasks})
     # Weights are small at first, so the first loss is that of guessing among M + 1: M reaches the loss.
-    for label, count in (("ibc", 8), ("ibc-mas", 8), ("ibc-mas-32", 32), ("ibc-mas-128", 128)):
+    for label, count in (("ibc", 8), ("ibc-mas", 8), ("correct-mas-maxent-32", 32), ("correct-mas-maxent-64", 64)):
         assert found.by_label[label][0]["training"][0]["info_nce"] == pytest.approx(math.log(count + 1), abs=0.05)
     finding = claim.judge(found)
     assert finding.verdict == "inconclusive"  # a single seed has no interval

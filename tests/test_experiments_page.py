@@ -33,8 +33,9 @@ def write_claim(out: Path, number: int, **changes: Any) -> None:
         "measured": f"Success {number} % (1 to 2).",
         "comment": "The comment.",
         "seeds": [0, 1],
-        "settings": {"name": "paper"},
+        "settings": {"name": "paper", "steps": 2000, "evaluation_episodes": 100},
         "commit": "0123456789abcdef",
+        "diverged": [],
         "runs": [],
         "measurements": {},
     } | changes
@@ -46,7 +47,7 @@ def test_the_ledger_says_what_the_records_say(tmp_path: Path) -> None:
     out = tmp_path / "results"
     write_claim(out, 10, verdict="does not hold")
     write_claim(out, 2)
-    write_claim(out, 3, verdict="inconclusive", settings={"name": "smoke"})
+    write_claim(out, 3, verdict="inconclusive", settings={"name": "smoke", "steps": 30, "evaluation_episodes": 10})
     assert write_ledger(out) == tmp_path / "results.md"
     text = (tmp_path / "results.md").read_text()
     assert "Of 3 claims, 1 holds, 1 does not hold and 1 is inconclusive." in text
@@ -167,10 +168,7 @@ def test_a_failed_task_is_one_line(
         main(["reproduce", "integral", "--scale", "smoke", "--seeds", "1"])
     printed = capsys.readouterr().err.splitlines()
     assert caught.value.code == 1
-    assert (
-        printed[-1].startswith("cebm: 1 of 1 tasks failed")
-        and "integral-smoke-0: loss is nan, at step 3" in printed[-1]
-    )
+    assert printed[-1].startswith("cebm: 1 failed") and "integral-smoke-0: loss is nan, at step 3" in printed[-1]
     assert sum(line.startswith("cebm:") for line in printed) == 1 and "Traceback" not in "".join(printed)
     assert "Traceback" in Path("results/failures.txt").read_text()
 

@@ -3,17 +3,21 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 
-from cebm.experiments import running
+from cebm.experiments import ledger, running
 from cebm.experiments.ledger import (
     Claim,
     Computation,
@@ -23,13 +27,17 @@ from cebm.experiments.ledger import (
     Results,
     Scale,
     Task,
+    Training,
     decide,
     training,
+    unusual,
 )
-from cebm.experiments.running import ReproductionError, reproduce
+from cebm.experiments.running import ReproductionError, reproduce, run_task
+from cebm.policy import load
+from cebm.training import Trainer, restored
 from cebm.trials import find_trial
 
-TINY = Scale("smoke", 4, 2, 3, 4, 2, 2, 2, True)
+TINY = Scale("smoke", 4, 2, 3, 4, 2, 2, True)
 
 
 def short(task: Task) -> Task:
@@ -133,7 +141,7 @@ def test_failures_are_named_and_the_rest_is_kept(inline: None, tmp_path: Path) -
     claim = Counted(tmp_path / "notes")
     bad = tmp_path / "notes.fail-1"
     bad.touch()
-    with pytest.raises(ReproductionError, match="1 of 3 tasks failed") as caught:
+    with pytest.raises(ReproductionError, match=r"^1 failed, the others are kept") as caught:
         reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
     assert "counted-smoke-1: " in str(caught.value) and "the bad luck of seed 1" in str(caught.value)
     assert "counted-smoke-0" not in str(caught.value)
@@ -142,6 +150,110 @@ def test_failures_are_named_and_the_rest_is_kept(inline: None, tmp_path: Path) -
     bad.unlink()
     reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
     assert sorted(seed for seed, _ in claim.calls()) == [0, 1, 1, 2]
+
+
+def test_a_claim_that_cannot_be_judged_does_not_cost_the_others(inline: None, tmp_path: Path) -> None:
+    class Broken(Counted):
+        number = 98
+        slug = "broken"
+
+        def judge(self, results: Results) -> Finding:
+            raise KeyError("what it asks for")
+
+    good, bad = Counted(tmp_path / "notes"), Broken(tmp_path / "others")
+    with pytest.raises(ReproductionError, match=r"^1 failed.*broken: KeyError"):
+        reproduce([bad, good], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    assert json.loads((tmp_path / "results/99-counted.json").read_text())["verdict"] == "inconclusive"
+    assert "Of 1 claim," in (tmp_path / "results.md").read_text()
+    assert "Traceback" in (tmp_path / "results/failures.txt").read_text()
+    reproduce([good], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    assert not (tmp_path / "results/failures.txt").exists()  # it would be of the last time
+
+
+def test_claims_are_judged_as_soon_as_they_can_be(inline: None, tmp_path: Path) -> None:
+    class Second(Counted):
+        number = 98
+        slug = "second"
+
+        def compute(self, scale: Scale, seed: int) -> Result:
+            assert (tmp_path / "results/99-counted.json").exists()
+            return super().compute(scale, seed)
+
+    claims = [Counted(tmp_path / "notes"), Second(tmp_path / "others")]
+    reproduce(claims, TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+
+
+def test_what_was_skipped_is_tried_again(inline: None, tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    path = tmp_path / "results/runs/counted-smoke-1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"result": {"skipped": "no data there"}}))
+    assert reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")["counted"].measured == (
+        "Values [1.0, 2.0]."
+    )
+    assert [seed for seed, _ in claim.calls()] == [0, 1, 1]
+
+
+def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    claim = Counted(tmp_path / "notes")
+    (tmp_path / "runs").mkdir()
+    with open(tmp_path / "runs/counted-smoke-0.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ReproductionError, match="another process is at it"):
+            run_task(claim.tasks(TINY, [0])[0], tmp_path, tmp_path / "runs")
+    assert claim.calls() == []
+
+
+def test_workers_stop_with_their_parent(tmp_path: Path) -> None:
+    """A killed reproduction leaves nobody behind who writes into its directories."""
+    program = (
+        "import os, signal, sys, time\n"
+        "from cebm.experiments.running import _prepare_worker\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print(child, flush=True)\n"
+        "    time.sleep(0.5)\n"
+        "    os._exit(0)\n"
+        "_prepare_worker(os.getppid())\n"
+        "time.sleep(100)\n"
+    )
+    started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    child = int(started.stdout)
+    deadline = monotonic() + 20
+    while monotonic() < deadline and Path(f"/proc/{child}/stat").exists():
+        if Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return  # ended, and waits for whoever collects it
+        sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_run_that_diverges_is_measured_as_its_last_checkpoint_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = short(training("ibc", replace(TINY, steps=9, evaluate_every=2), 0))
+    assert isinstance(task, Training)
+    task = replace(task, job=replace(task.job, checkpoint_every=3))
+    step = Trainer.step
+
+    def failing(trainer: Trainer) -> dict[str, Any]:
+        if trainer.step_count == 5:
+            raise FloatingPointError("loss is nan")
+        return step(trainer)
+
+    monkeypatch.setattr(Trainer, "step", failing)
+    monkeypatch.setattr(ledger, "information", lambda *_: {})
+    result = task.run(tmp_path / task.key)
+    assert result["diverged"] == "loss is nan, at step 6; last good checkpoint: step 3"
+    assert [row["step"] for row in result["curve"]] == [2, 4, 6, 8, 9]
+    standing = {key: value for key, value in result["curve"][1].items() if key != "step"}
+    assert all({k: v for k, v in row.items() if k != "step"} == standing for row in result["curve"][2:])
+    assert set(result["last"]) == set(result["best"]) and result["best_step"] == 2
+    # The weights of step 3, and no others.
+    at_three = restored(task.job, tmp_path / task.key)[0]
+    assert at_three.step_count == 3
+    saved = load(tmp_path / task.key / "policy").energy.state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in at_three.policy().energy.state_dict().items())
 
 
 @pytest.mark.parametrize(("seeds", "workers", "message"), [(0, 1, "seeds"), (1, 0, "workers")])
@@ -172,6 +284,10 @@ def test_a_key_is_the_settings_and_not_the_label() -> None:
         training(replace(find_trial("ibc"), negative_count=9), TINY, 0, "ibc"),
     ]
     assert len({plain.key, *(task.key for task in others)}) == 6
+    # A setting that is as usual is not part of it, so that a class can gain settings.
+    assert "burn_in" not in json.dumps(unusual(plain.job))
+    changed = replace(plain.job, trial=replace(plain.job.trial, sampler=replace(plain.job.trial.sampler, noise=0.3)))
+    assert '"noise": 0.3' in json.dumps(unusual(changed)) and unusual(changed) != unusual(plain.job)
 
 
 def test_results_follow_the_seeds() -> None:

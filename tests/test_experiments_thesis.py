@@ -95,9 +95,10 @@ def test_nothing_is_trained_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     jobs = [task.job for task in tasks if isinstance(task, Training)]
     assert {job.task.dim for job in jobs if job.task is not None} == {2} and {job.episodes for job in jobs} == {300}
     assert not any(job.task.random_order for job in jobs if job.task is not None)
-    assert {job.name for job in jobs} >= {"ibc", "correct", "ibc-mas-32"} and not {"mse", "mdn"} & {
-        job.name for job in jobs
-    }
+    assert {job.name for job in jobs} >= {"ibc", "correct", "correct-mas-maxent-32"} and not {
+        "mse",
+        "mdn",
+    } & {job.name for job in jobs}
     by_label: dict[str, set[int]] = {}
     for task in tasks:
         assert task.seed not in by_label.setdefault(task.label, set())

@@ -9,42 +9,37 @@ import pytest
 import torch
 from torch import Tensor
 
+from cebm import negatives
 from cebm.energy import MLPEnergy
-from cebm.experiments import through_chain
 from cebm.experiments.ledger import SMOKE, Results, Training, training
 from cebm.experiments.running import conclude, run_task
-from cebm.experiments.through_chain import (
-    ThroughChain,
-    ThroughChains,
-    constant_trainer,
-    extra_gradient,
-    through_trainer,
-)
+from cebm.experiments.through_chain import LABEL, THROUGH, ThroughChain, extra_gradient, job_of
 from cebm.negatives import ShortChains, Source
 from cebm.objectives import info_nce
 from cebm.samplers import run
-from cebm.training import Trainer
+from cebm.training import trainer_of
+from cebm.trials import find_trial
 
 CLAIM = ThroughChain()
 TOY = replace(SMOKE, steps=3, demonstrations=2, evaluate_every=2, evaluation_episodes=2)
 
 
 def test_end_to_end(tmp_path: Path) -> None:
-    """Of the two kinds of run the claim's own is run; the shared trainings are stood in for."""
+    """The computation and the claim's own training are run; the shared training is stood in for."""
     pytest.importorskip("matplotlib")
     tasks = CLAIM.tasks(TOY, [0])
-    assert [task.key for task in tasks if isinstance(task, Training)] == [training("ibc", TOY, 0).key]
+    plain, through = (task for task in tasks if isinstance(task, Training))
+    assert plain.key == training("ibc", TOY, 0).key and through.job.trial.through_chain
     (tmp_path / "runs").mkdir()
     stand_in = {"last": {"success": 0.5}, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}]}
+    record = {"result": stand_in, "commit": None}
+    (tmp_path / "runs" / f"{plain.key}.json").write_text(json.dumps(record))
     for task in tasks:
-        if isinstance(task, Training):
-            (tmp_path / "runs" / f"{task.key}.json").write_text(json.dumps({"result": stand_in}))
-        else:
+        if task is not plain:
             run_task(task, tmp_path, tmp_path)
     finding = conclude(CLAIM, tasks, TOY, tmp_path)
     assert finding.verdict == "inconclusive"  # one seed has no interval
-    assert [[step for step, _ in points] for points in finding.numbers["curves"]["through the chain"]] == [[2, 3]]
-    assert finding.numbers["diverged"] == []
+    assert [[step for step, _ in points] for points in finding.numbers["curves"][LABEL]] == [[2, 3]]
     assert min(finding.numbers["seconds_per_step"]["through"]) > 0
     assert min(finding.numbers["extra_gradient"]["rest"]) > 1e-4
     assert max(finding.numbers["extra_gradient"]["observation"]) < 1e-5
@@ -53,8 +48,7 @@ def test_end_to_end(tmp_path: Path) -> None:
 
 
 def test_the_two_runs_differ_in_the_graph_alone() -> None:
-    job = training("ibc", TOY, 0).job
-    trainers = constant_trainer(job), through_trainer(job)
+    trainers = [trainer_of(job_of(trial, TOY, 0)) for trial in (find_trial("ibc"), THROUGH)]
     losses = [float(trainer.step()["loss"]) for trainer in trainers]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     parameters = [torch.cat([p.flatten() for p in trainer.learner.parameters()]) for trainer in trainers]
@@ -75,7 +69,7 @@ def test_the_gradient_is_that_of_the_loss_as_a_function_of_the_weights(generator
 
         weights = list(energy.parameters())
         constant = torch.autograd.grad(loss(ShortChains()), weights)
-        through = torch.autograd.grad(loss(ThroughChains(ShortChains())), weights)
+        through = torch.autograd.grad(loss(ShortChains(keep_graph=True)), weights)
         direction = [a - b for a, b in zip(through, constant, strict=True)]
         norm = torch.cat([d.flatten() for d in direction]).norm()
 
@@ -100,7 +94,7 @@ def test_the_gradient_is_that_of_the_loss_as_a_function_of_the_weights(generator
 
 
 def test_without_the_graph_nothing_is_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = through_trainer(training("ibc", TOY, 0).job)
+    trainer = trainer_of(job_of(THROUGH, TOY, 0))
     source, before = trainer.learner.source, trainer.generator.get_state()
     assert extra_gradient(trainer)["rest"] > 1e-4
     assert trainer.learner.source is source and torch.equal(trainer.generator.get_state(), before)
@@ -108,35 +102,28 @@ def test_without_the_graph_nothing_is_extra(monkeypatch: pytest.MonkeyPatch) -> 
     def planted(*args: Any, keep_graph: bool = False) -> Any:
         return run(*args)
 
-    monkeypatch.setattr(through_chain, "run", planted)
+    monkeypatch.setattr(negatives, "run", planted)
     assert extra_gradient(trainer) == {"observation": 0.0, "rest": 0.0}
 
 
-def test_a_run_that_diverges_is_judged_by_its_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Trainer.step
-
-    def failing(trainer: Trainer) -> dict[str, Tensor]:
-        if trainer.step_count == 1:
-            raise FloatingPointError("loss is nan")
-        return step(trainer)
-
-    monkeypatch.setattr(through_chain, "seconds_per_step", lambda job, steps: {"through": 2.0, "constant": 1.0})
-    monkeypatch.setattr(Trainer, "step", failing)
-    result = CLAIM.compute(TOY, 0)
-    assert result["diverged"] == "step 2: loss is nan"
-    assert [row["step"] for row in result["curve"]] == [2]
-    results = Results({"through the chain": [result] * 2, "ibc": [{"last": {"success": 0.9}, "curve": []}] * 2})
-    assert "Runs that ended early: step 2: loss is nan" in CLAIM.judge(results).measured
+def test_only_chains_that_can_be_differentiated() -> None:
+    with pytest.raises(ValueError, match="through_chain needs"):
+        replace(THROUGH, negatives="uniform")
+    with pytest.raises(ValueError, match="through_chain needs"):
+        replace(THROUGH, sampler=find_trial("dfo").acting)
 
 
 def results_of(through: list[float], constant: list[float]) -> Results:
-    extra = {"seconds_per_step": {"through": 0.6, "constant": 0.2}, "diverged": None}
-    gradients = {"extra_gradient": {"first": {"observation": 0.0, "rest": 0.1}}}
+    computed = {
+        "seconds_per_step": {"through": 0.6, "constant": 0.2},
+        "extra_gradient": {"later": {"observation": 0.0, "rest": 0.1}},
+    }
     curve = [{"step": 1, "success": 0.5}]
     return Results(
         {
-            "through the chain": [{"last": {"success": s}, "curve": curve, **extra, **gradients} for s in through],
+            LABEL: [{"last": {"success": s}, "curve": curve} for s in through],
             "ibc": [{"last": {"success": s}, "curve": curve} for s in constant],
+            "computation": [computed for _ in through],
         }
     )
 

@@ -83,7 +83,7 @@ def wave(label: str, seed: int) -> float:
     """Deviations of five seeds, of variance 1 and uncorrelated between the trials of a claim."""
     angle = 2 * math.pi * seed / 5
     waves = (math.cos(angle), math.sin(angle), math.cos(2 * angle), math.sin(2 * angle))
-    return math.sqrt(8 / 5) * waves[{"ibc": 0, "correct": 1, EARLY: 2}.get(label, 3)]
+    return math.sqrt(8 / 5) * waves[{"ibc": 0, "correct": 1, EARLY: 2, "short-chains": 2}.get(label, 3)]
 
 
 # ---------------------------------------------------------------------------------------------- end to end
@@ -93,7 +93,7 @@ def run_short(task: Task, out: Path, runs: Path) -> None:
     """Runs a training with episodes of four steps, and writes its record as if they had all."""
     assert isinstance(task, Training) and task.job.task is not None
     job = replace(task.job, task=replace(task.job.task, steps=4))
-    record = {"result": replace(task, job=job).run(runs / task.key)}
+    record = {"result": replace(task, job=job).run(runs / task.key), "commit": None}
     (out / "runs").mkdir(parents=True, exist_ok=True)
     (out / "runs" / f"{task.key}.json").write_text(json.dumps(record))
 
@@ -144,8 +144,8 @@ def test_claims_share_the_trainings_that_they_can() -> None:
         assert plain in keys[slug]
     assert training("correct", PAPER, 4).key in keys["chains"] & keys["maxent"]
     sizes = {slug: len(found) for slug, found in keys.items()}
-    assert sizes == {"noise": 15, "chains": 15, "mcmc-loss": 10, "maxent": 15, "joint": 15, "dimensions": 27}
-    assert len(set().union(*keys.values())) == 5 * 7 + 3 * 4 + 27
+    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 10, "maxent": 18, "joint": 15, "dimensions": 45}
+    assert len(set().union(*keys.values())) == 5 * 8 + 3 * 4 + 45
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
@@ -222,19 +222,22 @@ def test_noise_changes_the_training_chains_alone() -> None:
 
 
 def test_chains_verdicts() -> None:
-    success = {"correct": 0.6, "long-chain": 0.3, "ibc": 0.1}
-    assert by_success(Chains(), success) == "holds"  # although `ibc` is worse: it does not decide
-    assert by_success(Chains(), success | {"correct": 0.3, "long-chain": 0.6}) == "does not hold"
-    assert by_success(Chains(), success | {"long-chain": 0.3, "correct": 0.1, "ibc": 0.9}) == "does not hold"
+    success = {"short-chains": 0.6, "long-chain": 0.3, "ibc": 0.1, "correct": 0.1}
+    assert by_success(Chains(), success) == "holds"  # although the other two are worse: they do not decide
+    assert by_success(Chains(), success | {"short-chains": 0.3, "long-chain": 0.6}) == "does not hold"
+    beside = {"correct": 0.9, "ibc": 0.9}
+    assert by_success(Chains(), success | {"short-chains": 0.1} | beside) == "does not hold"
     assert by_success(Chains(), success, spread=0.3) == "inconclusive"
     assert by_success(Chains(), dict.fromkeys(chains.TRIALS, 0.0), spread=0.0) == "inconclusive"  # all fail
 
 
-def test_the_deciding_pair_shares_the_formula_of_the_step() -> None:
-    one, many, ibc = (find_trial(trial) for trial in chains.TRIALS)
-    assert isinstance(one.sampler, Langevin) and isinstance(many.sampler, Langevin)
-    assert one.sampler.formulation == many.sampler.formulation == "correct"
-    assert replace(one, negatives="chains", sampler=ibc.sampler) == replace(many, sampler=ibc.sampler) == ibc
+def test_the_deciding_pair_differs_in_the_chains_alone() -> None:
+    tasks = {task.label: task for task in Chains().tasks(PAPER, [0])}
+    one, many = (task.job.trial for task in (tasks["long-chain"], tasks["short-chains"]) if isinstance(task, Training))
+    assert replace(one, negatives="chains") == many
+    assert isinstance(many.sampler, Langevin) and many.sampler.formulation == "correct"
+    assert many.sampler.schedule(0, 10) == many.sampler.schedule(9, 10) == 0.01 and many.sampler.steps == 10
+    assert replace(many, sampler=find_trial("ibc").sampler) == find_trial("ibc")
     assert (one.burn_in, one.thin, one.negative_count) == (50, 5, 8)  # as the protocol says
 
 
@@ -254,7 +257,7 @@ def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
     assert no_better(Interval(0.0, -0.05, 0.05)) == "holds"
     assert no_better(Interval(0.1, -0.05, 0.25)) == "inconclusive"
     # The margin is what a comparison of two runs can show, each of the scale's test episodes.
-    error = math.sqrt(0.25 / PAPER.test_episodes)
+    error = math.sqrt(0.25 / (2 * PAPER.evaluation_episodes))
     assert pytest.approx(1.96 * math.sqrt(2) * error, abs=0.003) == mcmc_loss.NOTICED
 
 
@@ -263,7 +266,8 @@ def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
 
 def test_maxent_verdicts() -> None:
     def verdict(maxent: float, correct: float, ibc: float, spread: float = 0.01) -> Verdict:
-        return by_success(MaxEnt(), {"conditional-maxent": maxent, "correct": correct, "ibc": ibc}, spread)
+        success = {"conditional-maxent": maxent, "correct": correct, "ibc": ibc, "ibc-noise-0.01": 0.99}
+        return by_success(MaxEnt(), success, spread)
 
     assert verdict(0.4, 0.1, 0.5) == "holds"
     assert verdict(0.5, 0.1, 0.4) == "does not hold"  # better than ibc
@@ -327,7 +331,7 @@ def dimensions_verdict(
     def made(label: str, seed: int) -> Result:
         trial, _, dim = label.removesuffix("d").rpartition("-")
         few, many = skills[trial]
-        wanted = {2: few, 4: (few + many) / 2, 16: many}[int(dim)]
+        wanted = {2: few, 16: many}.get(int(dim), (few + many) / 2)
         wanted += spread * (seed - 1) * (-1) ** ["ibc", "gmm-nll", "uniform"].index(trial)
         return result(validation=(1 - wanted) * math.sqrt(int(dim) / 12))
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,21 +10,37 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import cebm.storage
+from cebm import training
 from cebm.commands import DEFAULT_TRIAL
 from cebm.demonstrations import Demonstrations
 from cebm.envs.particle import ParticleTask, collect_particle
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
 from cebm.explicit import TiltedEnergy
+from cebm.negatives import MarginalActionSampler
 from cebm.policy import FORMAT, VERSION, ExplicitPolicy, ImplicitPolicy, Network, load
 from cebm.samplers import Langevin
 from cebm.storage import StorageError, load_bundle
-from cebm.training import TIMES, Interrupted, Job, Trainer, TrainingError, fit, load_job, load_metrics, resume, train
+from cebm.training import (
+    TIMES,
+    DivergedError,
+    Interrupted,
+    Job,
+    Trainer,
+    TrainingError,
+    fit,
+    load_job,
+    load_metrics,
+    resume,
+    train,
+    trainer_of,
+)
 from cebm.trials import TRIALS, Learner, Trial, find_trial
 
 
@@ -237,6 +254,27 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert all(torch.isfinite(value).all() for name, value in tensors.items() if name.startswith("learner."))
 
 
+def test_an_evaluation_without_numbers_stops_the_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise ValueError("the energy is NaN or infinite at every candidate")
+
+    monkeypatch.setattr(training, "evaluate", failing)
+    with pytest.raises(DivergedError, match=r"at the evaluation of step 8; last good checkpoint: step 6"):
+        train(small_job(), tmp_path / "run")
+
+
+def test_a_marginal_without_numbers_is_noticed_before_it_spoils_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small_job("correct-mas")
+    trainer = trainer_of(job)
+    source = trainer.learner.source
+    assert isinstance(source, MarginalActionSampler)
+    monkeypatch.setattr(source, "loss", lambda *_: sum(p.sum() for p in source.parameters()) * math.inf)
+    before = [p.clone() for p in trainer.learner.parameters()]
+    with pytest.raises(FloatingPointError, match="loss is"):
+        trainer.step()
+    assert all(torch.equal(old, new) for old, new in zip(before, trainer.learner.parameters(), strict=True))
+
+
 def test_the_run_directory_is_complete(tmp_path: Path) -> None:
     job = small_job("correct-mas-maxent")
     outcome = train(job, tmp_path / "run")
@@ -255,7 +293,7 @@ def test_the_run_directory_is_complete(tmp_path: Path) -> None:
     wanted = "train_action_error validation_action_error mi_bound mi_ceiling success success_low success_high"
     assert set(wanted.split()) <= evaluated[0].keys()
     for row in evaluated:
-        assert row["mi_bound"] < row["mi_ceiling"] == pytest.approx(np.log(240), rel=1e-6)
+        assert row["mi_bound"] < row["mi_ceiling"] == pytest.approx(np.log(256), rel=1e-6)
         assert row["success_low"] <= row["success"] <= row["success_high"]
     best = max(evaluated, key=lambda row: (row["success"], -row["validation_action_error"]))
     assert outcome.best_step == best["step"]

@@ -194,7 +194,7 @@ def reproduce_claims(arguments: "Reproduce") -> None:
     """`cebm reproduce`: one line per claim, then the ledger's path; with `report` the page's path alone."""
     from cebm.experiments import CLAIMS, find_claim
     from cebm.experiments.ledger import SCALES
-    from cebm.experiments.page import write_ledger, write_page
+    from cebm.experiments.page import write_page
     from cebm.experiments.running import reproduce
 
     if arguments.report:
@@ -214,7 +214,7 @@ def reproduce_claims(arguments: "Reproduce") -> None:
     for claim in claims:
         finding = findings[claim.slug]
         print(f"{claim.number:>2} {claim.slug:<{width}}  {finding.verdict:<13}  {finding.measured}")
-    print(write_ledger(arguments.out))
+    print(arguments.out.with_suffix(".md"))
 
 
 def sentence(result: Evaluation) -> str:

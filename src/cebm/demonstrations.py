@@ -265,6 +265,16 @@ class Windows:
             np.asarray(data.actions[done]).reshape(len(rows), self.act_dim),
         )
 
+    def spread(self, count: int, seed: int) -> Int64[np.ndarray, "rows"]:
+        """Random rows in rising order, at most `count`: a step each of as many episodes, or, where there are fewer
+        episodes, of all steps. Steps of one episode are alike, and more of them say less than they seem to."""
+        random = np.random.default_rng(seed)
+        data = self.demonstrations
+        if data.episodes < count:
+            return np.sort(random.permutation(len(self))[:count])
+        chosen = np.sort(random.permutation(data.episodes)[:count])
+        return random.integers(data.episode_starts[chosen], data.episode_ends[chosen])
+
     def _rows(self, indices: Any) -> Int64[np.ndarray, "batch"]:
         if isinstance(indices, slice):
             return np.arange(*indices.indices(len(self)), dtype=np.int64)

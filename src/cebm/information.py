@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -100,14 +100,17 @@ class Quadrature:
         if bad.any():
             row = int(bad.nonzero()[0])
             raise ValueError(f"energy: NaN, -inf or nothing but +inf in the box, for observation {row}")
-        dims = len(self.low)
-        mass = torch.softmax(log_weights - energies, dim=1).unflatten(1, (self.points_per_dim,) * dims)
-        for dim in range(dims):
-            marginal = mass.sum(dim=2 - dim) if dims == 2 else mass
-            # A Gaussian as narrow as this has its log Z wrong by about 0.01, and soon by much more.
-            if marginal.max() > 0.5:
-                message = f"one of {self.points_per_dim} nodes in dimension {dim} holds half of a density"
-                warnings.warn(message, CoarseQuadratureWarning, stacklevel=4)
+        if self.coarse(_log_density(energies, log_weights)).any():
+            message = f"one of {self.points_per_dim} nodes in a dimension holds half of a density"
+            warnings.warn(message, CoarseQuadratureWarning, stacklevel=4)
+
+    def coarse(self, log_density: Float[Tensor, "batch nodes"]) -> Bool[Tensor, "batch"]:
+        """Whether a density is narrower than the nodes' spacing: one of them holds half of its mass."""
+        log_weights = self.nodes(log_density)[1]
+        mass = torch.exp(log_density + log_weights).unflatten(1, (self.points_per_dim,) * len(self.low))
+        # A Gaussian as narrow as this has its log Z wrong by about 0.01, and soon by much more.
+        marginals = (mass.sum(dim=2), mass.sum(dim=1)) if len(self.low) == 2 else (mass,)
+        return torch.stack([marginal.amax(1) > 0.5 for marginal in marginals]).any(0)
 
     def log_density(self, energy: EnergyModel, obs: Float[Tensor, "batch *obs"]) -> Float[Tensor, "batch nodes"]:
         """log p(y_k|x) = -E(x, y_k) - log Z(x) at every node."""
@@ -173,6 +176,19 @@ def mutual_information(
     """
     log_density, log_weights = quadrature.log_density(energy, obs), quadrature.nodes(obs)[1]
     return _mixture_entropy(log_density, log_weights) - _entropy(log_density, log_weights).mean()
+
+
+def model_information(
+    energy: EnergyModel, obs: Float[Tensor, "batch *obs"], quadrature: Quadrature
+) -> tuple[float, float, float]:
+    """H(y|x), I(x; y) and the share of observations whose density is too narrow for the quadrature, from one pass."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CoarseQuadratureWarning)  # the share says it
+        log_density, log_weights = quadrature.log_density(energy, obs), quadrature.nodes(obs)[1]
+        conditional = _entropy(log_density, log_weights).mean()
+        information = _mixture_entropy(log_density, log_weights) - conditional
+        coarse = quadrature.coarse(log_density).float().mean()
+    return float(conditional), float(information), float(coarse)
 
 
 def entropy_importance(

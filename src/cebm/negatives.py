@@ -23,7 +23,8 @@ Positives = Float[Tensor, "batch act"]
 
 @dataclass(frozen=True)
 class Negatives:
-    """Negative actions for a batch, constants to autograd, and the density they were drawn from where it is known."""
+    """Negative actions for a batch, constants to autograd unless their source keeps the graph of its chains, and the
+    density they were drawn from where it is known."""
 
     actions: Actions
     """The negatives ỹ."""
@@ -157,6 +158,8 @@ class ShortChains:
     """What moves them. A derivative-free one works on the n candidates of an observation together."""
     start: Source = Uniform()
     """Where they start: uniform, the data (InBatch), a proposal (GaussianMixture, …)."""
+    keep_graph: bool = False
+    """Whether negatives ỹ(θ) keep the graph of every step, so that a loss of them has the gradient of the chain."""
 
     def sample(
         self,
@@ -167,8 +170,8 @@ class ShortChains:
         generator: torch.Generator,
     ) -> Negatives:
         start = self.start.sample(energy, obs, actions, n, generator).actions
-        with torch.no_grad(), evaluating(energy):
-            chain = run(self.sampler, energy, energy.encode(obs), start, generator)
+        with torch.set_grad_enabled(self.keep_graph), evaluating(energy):
+            chain = run(self.sampler, energy, energy.encode(obs), start, generator, keep_graph=self.keep_graph)
         return Negatives(chain.actions, obs, info=chain.info)
 
 

@@ -43,8 +43,16 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message names the step and the last good checkpoint."""
 
 
+class DivergedError(TrainingError):
+    """A loss, a gradient or an energy is not a number any more."""
+
+
 class Interrupted(RuntimeError):
     """SIGTERM or Ctrl-C: the state was saved, `resume` continues."""
+
+
+VALIDATION_EPISODES = 256
+"""Demonstrations of a task to validate on: as many as there are pairs, so that no two pairs share an episode."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ def demonstrations_of(job: Job) -> tuple[Demonstrations, Demonstrations, Particl
     if job.data is None:
         assert job.task is not None
         training = collect_particle(job.task, job.episodes, job.seed)
-        return training, collect_particle(job.task, max(20, job.episodes // 10), VALIDATION_SEED), job.task
+        return training, collect_particle(job.task, VALIDATION_EPISODES, VALIDATION_SEED), job.task
     demonstrations = Demonstrations.load(job.data)
     task = task_of(job, demonstrations)
     if demonstrations.episodes == 1:
@@ -164,10 +172,11 @@ class Trainer:
             loss, log = self.learner.loss(obs, actions, self.generator)
         loss.backward()
         gradients = [p.grad for p in self.learner.conditional.parameters() if p.grad is not None]
-        log["parameter_gradient_norm"] = nn.utils.get_total_norm(gradients)
-        for name in ("loss", "parameter_gradient_norm"):
-            if not math.isfinite(float(log[name])):
-                raise FloatingPointError(f"{name} is {float(log[name])}")
+        norm = log["parameter_gradient_norm"] = nn.utils.get_total_norm(gradients)
+        # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
+        for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
+            if not math.isfinite(float(value)):
+                raise FloatingPointError(f"{name} is {float(value)}")
         self.optimiser.step()
         self.step_count += 1
         if self.average is not None:
@@ -224,7 +233,7 @@ class Trainer:
         """
         result = {}
         for name, windows in (("train", self.training), ("validation", self.validation)):
-            rows = np.sort(np.random.default_rng(self.seed).permutation(len(windows))[:pairs])
+            rows = windows.spread(pairs, self.seed)
             obs, actions = windows[rows]
             chosen = policy.act(obs, candidates=candidates)
             result[f"{name}_action_error"] = float(np.linalg.norm(chosen - actions, axis=1).mean())
@@ -397,10 +406,8 @@ def load_metrics(directory: str | Path) -> list[dict[str, Any]]:
 
 
 def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
-    training, validation, task = demonstrations_of(job)
-    limits = (0.0, 1.0) if task is not None else None
-    trainer = Trainer(job.trial, training, validation, job.seed, job.device, limits, job.steps)
-    best = _restore(trainer, where)
+    trainer, best = restored(job, where)
+    task = task_of(job)
     rows = [row for row in load_metrics(where) if row["step"] <= trainer.step_count]
     began = perf_counter() - (rows[-1]["seconds"] if rows else 0.0)
     last_good = trainer.step_count
@@ -416,12 +423,8 @@ def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
         timer = perf_counter()
         try:
             while trainer.step_count < job.steps:
-                try:
+                with _diverging(f"step {trainer.step_count + 1}", last_good):
                     log = trainer.step()
-                except (FloatingPointError, ValueError) as error:
-                    raise TrainingError(
-                        f"{error}, at step {trainer.step_count + 1}; last good checkpoint: step {last_good}"
-                    ) from error
                 step = trainer.step_count
                 last = step == job.steps
                 if step % job.log_every == 0 or last:
@@ -431,7 +434,8 @@ def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
                     numbers = {name: float(value) for name, value in log.items()}
                     write({"kind": "train", **numbers, "steps_per_second": round(speed, 2)})
                 if step % job.evaluate_every == 0 or last:
-                    best = _evaluate(trainer, job, task, where, best, write)
+                    with _diverging(f"the evaluation of step {step}", last_good):
+                        best = _evaluate(trainer, job, task, where, best, write)
                     timer = perf_counter()
                 if step % job.checkpoint_every == 0 or last or stop:
                     _save_checkpoint(trainer, where, best, job.keep_checkpoints)
@@ -447,6 +451,28 @@ def _loop(job: Job, where: Path, listen: Listener) -> Outcome:
     return Outcome(where, load(where / "best", job.device), best["step"], rows)
 
 
+@contextmanager
+def _diverging(what: str, last_good: int) -> Iterator[None]:
+    """Numbers that are none end the run, with the place where it can be taken up."""
+    try:
+        yield
+    except (FloatingPointError, ValueError) as error:
+        raise DivergedError(f"{error}, at {what}; last good checkpoint: step {last_good}") from error
+
+
+def trainer_of(job: Job) -> Trainer:
+    """The trainer of a run as it begins."""
+    training, validation, task = demonstrations_of(job)
+    limits = (0.0, 1.0) if task is not None else None
+    return Trainer(job.trial, training, validation, job.seed, job.device, limits, job.steps)
+
+
+def restored(job: Job, where: Path) -> tuple[Trainer, dict[str, Any]]:
+    """The trainer of a run as its newest checkpoint has it, or as it began; and the record of its best policy."""
+    trainer = trainer_of(job)
+    return trainer, _restore(trainer, where)
+
+
 def _evaluate(
     trainer: Trainer,
     job: Job,
@@ -457,9 +483,21 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Logs an evaluation and keeps the policy if it is the best so far: by success, then by action error."""
     policy = trainer.policy()
+    row = evaluation_row(trainer, policy, job, task)
+    write({"kind": "evaluation", **row})
+    score = [row.get("success", 0.0), -row["validation_action_error"]]
+    if best and best["score"] >= score:
+        return best
+    policy.save(where / "best")
+    return {"step": trainer.step_count, "score": score}
+
+
+def evaluation_row(
+    trainer: Trainer, policy: ImplicitPolicy | ExplicitPolicy, job: Job, task: ParticleTask | None
+) -> dict[str, float]:
+    """Errors and information on demonstrations, and success on validation episodes where the task is known."""
     candidates = min(job.evaluation_candidates, job.trial.candidates)
-    row: dict[str, Any] = {"kind": "evaluation", **trainer.validate(policy, candidates)}
-    score = [0.0, -row["validation_action_error"]]
+    row = trainer.validate(policy, candidates)
     if task is not None:
         result = evaluate(
             policy,
@@ -471,12 +509,7 @@ def _evaluate(
         ).summary()
         names = ("success", "success_low", "success_high", "min_distance_first", "min_distance_second")
         row |= {name: result[name] for name in names}
-        score[0] = result["success"]
-    write(row)
-    if best and best["score"] >= score:
-        return best
-    policy.save(where / "best")
-    return {"step": trainer.step_count, "score": score}
+    return row
 
 
 def _save_checkpoint(trainer: Trainer, where: Path, best: dict[str, Any], keep: int) -> None:

@@ -44,6 +44,8 @@ class Trial:
     """Negatives per example (the paper is silent: our reading)."""
     sampler: Langevin | MALA | DerivativeFree = Langevin("ibc", noise=0.1)
     """Moves the chains in training."""
+    through_chain: bool = False
+    """Differentiate the loss through every step of the chains too, for 'chains' of a Langevin sampler."""
     burn_in: int = 50
     """Steps thrown away, for 'long-chain'."""
     thin: int = 5
@@ -112,6 +114,8 @@ class Trial:
                 )
         elif self.negatives == "proposal":
             raise ValueError("negatives 'proposal' need a tilted network")
+        if self.through_chain and not (self.negatives == "chains" and isinstance(self.sampler, Langevin)):
+            raise ValueError("through_chain needs negatives 'chains' and a Langevin sampler")
         if self.joint != (self.negatives == "replay"):
             raise ValueError("joint energies take their negatives from 'replay', and only they do")
         if self.objective in ("nll", "ranking-nce") and self.negatives not in ("uniform", "gaussian-mixture"):
@@ -136,7 +140,7 @@ class Trial:
             return sources.MarginalActionSampler(
                 act_dim, self.sampler, self.marginal_objective, self.marginal_l2, self.marginal_width, None, generator
             )
-        return sources.ShortChains(self.sampler)
+        return sources.ShortChains(self.sampler, keep_graph=self.through_chain)
 
 
 class Learner(nn.Module):

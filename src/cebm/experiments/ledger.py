@@ -9,7 +9,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,10 +19,10 @@ import torch
 from cebm.demonstrations import Demonstrations
 from cebm.envs.particle import ParticleTask
 from cebm.evaluation import TEST_SEED, evaluate
-from cebm.information import Quadrature, conditional_entropy, mutual_information
+from cebm.information import Quadrature, model_information
 from cebm.policy import ExplicitPolicy, ImplicitPolicy, load
 from cebm.storage import to_json
-from cebm.training import Job, TrainingError, demonstrations_of, load_metrics, resume, train
+from cebm.training import DivergedError, Job, demonstrations_of, evaluation_row, load_metrics, restored, resume, train
 from cebm.trials import Trial, find_trial
 
 if TYPE_CHECKING:
@@ -38,15 +38,14 @@ class Scale:
 
     name: Literal["smoke", "paper"]
     steps: int
-    """Training steps: chosen from the learning curves, past the peak of every trial."""
+    """Training steps of all trials that are compared."""
     demonstrations: int
     """The paper's 300."""
     many: int
     """The paper's 2,000, for its validation of the implementation."""
     evaluate_every: int
     evaluation_episodes: int
-    """Per point of a learning curve, with 64 candidates."""
-    test_episodes: int
+    """Per point of a learning curve, with 64 candidates; twice as many, held out, measure a finished run."""
     samples: int
     """Repetitions of computations that train nothing."""
     small: bool
@@ -60,8 +59,8 @@ class Scale:
         return replace(trial, network=network, batch_size=64, candidates=min(16, trial.candidates))
 
 
-PAPER = Scale("paper", 3000, 300, 2000, 500, 100, 200, 200, False)
-SMOKE = Scale("smoke", 30, 20, 40, 15, 10, 10, 10, True)
+PAPER = Scale("paper", 2000, 300, 2000, 400, 100, 200, False)
+SMOKE = Scale("smoke", 30, 20, 40, 15, 10, 10, True)
 SCALES = {scale.name: scale for scale in (SMOKE, PAPER)}
 
 
@@ -85,7 +84,7 @@ class Training:
     @property
     def key(self) -> str:
         """The name of its directory and its record: what it is, in words and as a digest."""
-        settings = json.dumps(to_json(replace(self.job, name="", seed=0)), sort_keys=True)
+        settings = json.dumps(unusual(replace(self.job, name="", seed=0)), sort_keys=True)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
         return f"{self.job.name}-{digest}-{self.job.seed}"
 
@@ -93,10 +92,8 @@ class Training:
         """Trains, or goes on, and measures."""
         try:
             outcome = resume(directory) if (directory / "run.json").exists() else train(self.job, directory)
-        except TrainingError as error:
-            if not isinstance(error.__cause__, FloatingPointError | ValueError):
-                raise
-            return diverged(self.job, directory, str(error))
+        except DivergedError as error:
+            return measure_diverged(self.job, directory, str(error))
         return measure(self.job, directory, outcome.best_step)
 
 
@@ -228,36 +225,58 @@ def training(
     return Training(label or name, job)
 
 
+def unusual(settings: Any) -> Any:
+    """Settings as JSON without what is as usual, so that they stay the same when a class gains a setting."""
+    if not is_dataclass(settings):
+        return to_json(settings)
+    named = {each.name: (getattr(settings, each.name), each.default) for each in fields(settings)}
+    return {
+        "type": type(settings).__name__,
+        **{name: unusual(value) for name, (value, usual) in named.items() if value != usual},
+    }
+
+
 def measure(job: Job, directory: Path, best_step: int) -> Result:
     """Everything that some claim asks of a run: its curve, its losses, how it ends, and what its energy knows."""
     _, validation, task = demonstrations_of(job)
     last, best = load(directory / "policy"), load(directory / "best")
     result = _course(job, directory) | {"best_step": best_step}
-    if task is not None:
-        candidates = min(job.evaluation_candidates, job.trial.candidates)
-        for name, policy in (("last", last), ("best", best)):
-            found = evaluate(
-                policy,
-                task,
-                episodes=job.evaluation_episodes * 2,
-                seed=TEST_SEED,
-                latency_calls=0,
-                candidates=candidates,
-            ).summary()
-            wanted = ("success", "min_distance_first", "min_distance_second", "final_distance")
-            result[name] = {key: found[key] for key in wanted}
+    assert task is not None, "experiments are on tasks whose success can be measured"
+    result["last"] = _tested(last, job, task)
+    result["best"] = result["last"] if best_step == job.steps else _tested(best, job, task)
     return result | information(last, validation)
 
 
-def diverged(job: Job, directory: Path, reason: str) -> Result:
-    """A run that ended in numbers that are none: it has no last policy, so it succeeds in nothing."""
-    return _course(job, directory) | {
+def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
+    """A run that ended in numbers that are none is measured as its newest checkpoint has it, which is what a user is
+    left with; its curve stands still from there on."""
+    trainer, best = restored(job, directory)
+    task = demonstrations_of(job)[2]
+    policy = trainer.policy()
+    policy.save(directory / "policy")
+    if not best:
+        policy.save(directory / "best")
+    result = measure(job, directory, best.get("step", trainer.step_count))
+    curve = [row for row in result["curve"] if row["step"] <= trainer.step_count]
+    standing = _short(evaluation_row(trainer, policy, job, task))
+    later = [step for step in range(job.evaluate_every, job.steps, job.evaluate_every) if step > trainer.step_count]
+    return result | {
+        "curve": curve + [{"step": step, **standing} for step in (*later, job.steps)],
         "diverged": reason,
-        "last": {"success": 0.0},
-        "best": {"success": 0.0},
-        "conditional_entropy": None,
-        "mutual_information": None,
     }
+
+
+def _tested(policy: ImplicitPolicy | ExplicitPolicy, job: Job, task: ParticleTask) -> dict[str, float]:
+    """On held-out episodes."""
+    found = evaluate(
+        policy,
+        task,
+        episodes=job.evaluation_episodes * 2,
+        seed=TEST_SEED,
+        latency_calls=0,
+        candidates=min(job.evaluation_candidates, job.trial.candidates),
+    ).summary()
+    return {key: found[key] for key in ("success", "min_distance_first", "min_distance_second", "final_distance")}
 
 
 def _course(job: Job, directory: Path) -> Result:
@@ -274,21 +293,18 @@ def _course(job: Job, directory: Path) -> Result:
 
 
 def information(policy: ImplicitPolicy | ExplicitPolicy, validation: Demonstrations, rows: int = 64) -> Result:
-    """H(y|x) and I(x; y) of the last policy's energy on validation observations, by quadrature, in nats; actions are
-    normalised. None beyond two dimensions."""
-    if policy.energy.act_dim > 2:
-        return {"conditional_entropy": None, "mutual_information": None}
-    windows = validation.windows(policy.history, policy.horizon)
-    chosen = np.sort(np.random.default_rng(0).permutation(len(windows))[:rows])
-    obs = policy.obs_box.normalise(torch.from_numpy(np.ascontiguousarray(windows[chosen][0])))
-    limit = policy.act_box.limit
-    dim = policy.energy.act_dim
-    quadrature = Quadrature((-limit,) * dim, (limit,) * dim, 1024 if dim == 1 else 256)
-    with torch.no_grad():
-        return {
-            "conditional_entropy": float(conditional_entropy(policy.energy, obs, quadrature)),
-            "mutual_information": float(mutual_information(policy.energy, obs, quadrature)),
-        }
+    """H(y|x) and I(x; y) of the last policy's energy at validation observations, one per episode, by quadrature, in
+    nats; actions are normalised. None beyond two dimensions. `coarse` is the share of observations whose valley is too
+    narrow for the nodes, so that its entropy is uncertain."""
+    numbers: tuple[float | None, ...] = (None, None, None)
+    if policy.energy.act_dim <= 2:
+        windows = validation.windows(policy.history, policy.horizon)
+        chosen = windows.spread(rows, 0)
+        obs = policy.obs_box.normalise(torch.from_numpy(np.ascontiguousarray(windows[chosen][0])))
+        limit, dim = policy.act_box.limit, policy.energy.act_dim
+        quadrature = Quadrature((-limit,) * dim, (limit,) * dim, 2048 if dim == 1 else 384)
+        numbers = model_information(policy.energy, obs, quadrature)
+    return dict(zip(("conditional_entropy", "mutual_information", "coarse"), numbers, strict=True))
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
+from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Training, Verdict, decide, training
 from cebm.samplers import Langevin
 from cebm.trials import find_trial
 
@@ -29,6 +29,14 @@ WHAT = {
 
 def label(sigma: float) -> str:
     return f"ibc-noise-{sigma:g}"
+
+
+def with_noise(sigma: float, scale: Scale, seed: int) -> Training:
+    """`ibc` with that σ; the plain trial by its name, as other claims train it too."""
+    plain = find_trial("ibc")
+    assert isinstance(plain.sampler, Langevin)
+    changed = replace(plain, sampler=replace(plain.sampler, noise=sigma))
+    return training("ibc" if changed == plain else changed, scale, seed, label(sigma))
 
 
 def all_parts(parts: Iterable[Verdict]) -> Verdict:
@@ -66,15 +74,7 @@ class Noise(Claim):
     most_seeds = 3
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        plain = find_trial("ibc")
-        assert isinstance(plain.sampler, Langevin)
-        tasks: list[Task] = []
-        for seed in seeds:
-            for sigma in SIGMAS:
-                changed = replace(plain, sampler=replace(plain.sampler, noise=sigma))
-                # The plain trial by its name: other claims train it too.
-                tasks.append(training("ibc" if changed == plain else changed, scale, seed, label(sigma)))
-        return tasks
+        return [with_noise(sigma, scale, seed) for seed in seeds for sigma in SIGMAS]
 
     def judge(self, results: Results) -> Finding:
         values = {

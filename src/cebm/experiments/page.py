@@ -24,7 +24,7 @@ def read_claims(out: Path) -> list[dict[str, Any]]:
             record = json.loads(path.read_bytes())
         except ValueError as error:
             raise ValueError(f"{path}: damaged, not JSON ({error})") from error
-        lacking = [name for name in (*PARTS, "number", "slug", "commit") if name not in record]
+        lacking = [name for name in (*PARTS, "number", "slug", "commit", "diverged") if name not in record]
         if lacking:
             raise ValueError(f"{path}: {lacking[0]} is missing")
         found.append(record)
@@ -50,6 +50,8 @@ def ledger(out: Path) -> str:
     lines += [
         f"Written by `cebm reproduce` from the files in [{out.name}/]({out.name}). Intervals are 95 % over seeds "
         "unless a claim says otherwise; every rule was fixed before its run.",
+        "",
+        conditions(records),
         "",
         "| | claim | verdict | measured |",
         "| --- | --- | --- | --- |",
@@ -97,6 +99,7 @@ def write_page(out: Path, html: Path) -> Path:
         style=report_style(environment),
         summary=summary(records),
         caution=smoke(records),
+        conditions=conditions(records),
         tally=[(sum(record["verdict"] == verdict for record in records), verdict) for verdict in VERDICTS],
         version=__version__,
     )
@@ -141,6 +144,16 @@ def smoke(records: list[dict[str, Any]]) -> str:
     return f"{which} {', '.join(tried)}: measured at the smoke scale, which tries the code and not the claim."
 
 
+def conditions(records: list[dict[str, Any]]) -> str:
+    """What all trainings share."""
+    steps, episodes = max((r["settings"]["steps"], r["settings"]["evaluation_episodes"]) for r in records)
+    return (
+        f"Trainings take {steps:,} steps unless a claim says otherwise. Success along training is that of {episodes} "
+        f"validation episodes, and that of a finished run of {2 * episodes} held-out ones; actions are searched with "
+        "64 candidates. A run whose numbers cease to be finite is measured as its last checkpoint has it, and named."
+    )
+
+
 def stem(record: dict[str, Any]) -> str:
     return f"{record['number']:02d}-{record['slug']}"
 
@@ -158,4 +171,6 @@ def circumstances(record: dict[str, Any]) -> str:
     """Seeds, scale and commit."""
     seeds = ", ".join(map(str, record["seeds"]))
     commit = f", commit {record['commit'][:10]}" if record["commit"] else ""
-    return f"Seed{'s' if len(record['seeds']) != 1 else ''} {seeds}; {record['settings']['name']} scale{commit}."
+    diverged = f" Diverged: {', '.join(record['diverged'])}." if record["diverged"] else ""
+    scale = record["settings"]["name"]
+    return f"Seed{'s' if len(record['seeds']) != 1 else ''} {seeds}; {scale} scale{commit}.{diverged}"

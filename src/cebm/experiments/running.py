@@ -7,16 +7,22 @@ once their record is written.
 
 import json
 import multiprocessing
+import os
+import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from time import perf_counter
+from threading import Thread
+from time import perf_counter, sleep
 from typing import Any
 
 from cebm import __version__
-from cebm.experiments.ledger import Claim, Finding, Result, Results, Scale, Task, Training
+from cebm.experiments.ledger import Claim, Finding, Results, Scale, Task, Training
+from cebm.experiments.page import write_ledger
 from cebm.storage import write_atomically
 from cebm.training import load_metrics, source_commit
 
@@ -28,7 +34,7 @@ class ReproductionError(RuntimeError):
 def reproduce(
     claims: Sequence[Claim], scale: Scale, seeds: int | None, workers: int, out: Path, runs: Path
 ) -> dict[str, Finding]:
-    """Runs what is missing, then judges and draws every claim; by slug."""
+    """Runs what is missing, judges and draws every claim, and writes the ledger; by slug."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if seeds is not None and seeds < 1:
@@ -36,9 +42,36 @@ def reproduce(
     asked = {claim.slug: claim.tasks(scale, range(_seeds(claim, scale, seeds))) for claim in claims}
     unique = {task.key: task for tasks in asked.values() for task in tasks}
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    missing = [task for key, task in unique.items() if not _record(out, key).exists()]
-    _run_all(missing, len(unique), workers, out, runs)
-    return {claim.slug: conclude(claim, asked[claim.slug], scale, out) for claim in claims}
+    log = out / "failures.txt"
+    log.unlink(missing_ok=True)
+    commit = source_commit()
+    findings: dict[str, Finding] = {}
+    failures: dict[str, str] = {}
+
+    def judge() -> None:
+        """Those claims whose tasks are all done, as they come; the ledger has them at once."""
+        for claim in claims:
+            tasks = asked[claim.slug]
+            if claim.slug in findings or claim.slug in failures or not all(_finished(out, task.key) for task in tasks):
+                continue
+            try:
+                findings[claim.slug] = conclude(claim, tasks, scale, out, commit)
+                write_ledger(out)
+            except Exception as error:  # the runs of the other claims are not to be lost by it
+                failures[claim.slug] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+
+    for key in unique:  # what was skipped, for want of something on that machine, is tried again
+        if _finished(out, key) and "skipped" in _load(out, key)["result"]:
+            _record(out, key).unlink()
+    missing = [task for key, task in unique.items() if not _finished(out, key)]
+    _run_all(missing, len(unique), workers, out, runs, commit, failures, judge)
+    judge()
+    if failures:
+        # One line for the terminal, the rest for whoever looks into it.
+        log.write_text("\n".join(f"{key}: {reason}\n" for key, reason in failures.items()))
+        short = "; ".join(f"{key}: {reason.splitlines()[0]}" for key, reason in failures.items())
+        raise ReproductionError(f"{len(failures)} failed, the others are kept: {short} (see {log})")
+    return findings
 
 
 def _seeds(claim: Claim, scale: Scale, asked: int | None) -> int:
@@ -47,9 +80,11 @@ def _seeds(claim: Claim, scale: Scale, asked: int | None) -> int:
     return claim.most_seeds if scale.name == "paper" else 2
 
 
-def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) -> Finding:
-    """Judges a claim by the records on disk, and writes its JSON and its figure."""
-    results = Results.of(tasks, {task.key: read(out, task.key) for task in tasks})
+def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path, commit: str | None = None) -> Finding:
+    """Judges a claim by the records on disk, and writes its JSON and its figure. `commit` is that of the judging code;
+    the runs have their own."""
+    records = {task.key: _load(out, task.key) for task in tasks}
+    results = Results.of(tasks, {key: record["result"] for key, record in records.items()})
     finding = claim.judge(results)
     seeds = sorted({task.seed for task in tasks})
     record = {
@@ -65,8 +100,10 @@ def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) -> Fi
         "comment": finding.comment,
         "seeds": seeds,
         "settings": asdict(scale),
-        "commit": source_commit(),
-        "runs": sorted({task.key for task in tasks}),
+        "commit": commit,
+        "commits_of_runs": sorted({str(record["commit"]) for record in records.values()}),
+        "diverged": sorted(key for key, record in records.items() if record["result"].get("diverged")),
+        "runs": sorted(records),
         "measurements": finding.numbers,
     }
     write_atomically(out / f"{claim.number:02d}-{claim.slug}.json", (json.dumps(record, indent=1) + "\n").encode())
@@ -87,61 +124,81 @@ def draw(claim: Claim, finding: Finding, out: Path) -> None:
     figure.savefig(out / f"{claim.number:02d}-{claim.slug}.png", dpi=110, metadata={"Software": None})
 
 
-def read(out: Path, key: str) -> Result:
-    """The result of a finished task."""
-    return json.loads(_record(out, key).read_bytes())["result"]
+def _load(out: Path, key: str) -> dict[str, Any]:
+    return json.loads(_record(out, key).read_bytes())
 
 
 def _record(out: Path, key: str) -> Path:
     return out / "runs" / f"{key}.json"
 
 
-def _run_all(tasks: list[Task], of: int, workers: int, out: Path, runs: Path) -> None:
-    """Each task in a process of its own, one thread each, the long ones first."""
+def _finished(out: Path, key: str) -> bool:
+    return _record(out, key).exists()
+
+
+def _run_all(
+    tasks: list[Task],
+    of: int,
+    workers: int,
+    out: Path,
+    runs: Path,
+    commit: str | None,
+    failures: dict[str, str],
+    finished: Callable[[], None],
+) -> None:
+    """Each task in a process of its own, one thread each, the long ones first. What fails is noted, and the rest goes
+    on; `finished` is called after each."""
     if not tasks:
         return
     tasks = sorted(tasks, key=lambda task: -task.cost)
-    failures: dict[str, str] = {}
     context = multiprocessing.get_context("spawn")
     with (
         _Display(tasks, of, runs) as display,
-        ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool,
+        ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(os.getpid(),)) as pool,
     ):
-        waiting: dict[Future[None], Task] = {pool.submit(run_task, task, out, runs): task for task in tasks}
-        try:
-            while waiting:
-                done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
-                for future in done:
-                    task = waiting.pop(future)
-                    error = future.exception()
-                    if error is not None:
-                        failures[task.key] = str(error) or type(error).__name__
-                    display.finished(task)
-                display.update()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    if failures:
-        # One line for the terminal, the rest for whoever looks into it.
-        log = out / "failures.txt"
-        log.write_text("\n".join(f"{key}: {reason}\n" for key, reason in failures.items()))
-        short = "; ".join(f"{key}: {reason.splitlines()[0]}" for key, reason in failures.items())
-        raise ReproductionError(
-            f"{len(failures)} of {len(tasks)} tasks failed, the others are kept: {short} (see {log})"
-        )
+        ahead = iter(tasks)
+        waiting: dict[Future[None], Task] = {}
+        while True:
+            # No more than the workers take at once: what a pool has in its queue cannot be called back.
+            for task in islice(ahead, workers - len(waiting)):
+                waiting[pool.submit(run_task, task, out, runs, commit)] = task
+            if not waiting:
+                break
+            done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
+            for future in done:
+                task = waiting.pop(future)
+                error = future.exception()
+                if error is not None:
+                    failures[task.key] = str(error) or type(error).__name__
+                display.finished(task)
+            if done:
+                finished()
+            display.update()
 
 
-def _one_thread() -> None:
+def _prepare_worker(parent: int) -> None:
+    """One thread each; and a worker whose parent is gone stops as if asked to, so that it does not write into the
+    directories of the next reproduction."""
     import torch
 
     torch.set_num_threads(1)
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)  # a training saves its state
+        sleep(60.0)
+        os._exit(1)
 
-def run_task(task: Task, out: Path, runs: Path) -> None:
+    Thread(target=watch, daemon=True).start()
+
+
+def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> None:
     """Runs a task and writes its record."""
     began = perf_counter()
     try:
-        result = task.run(runs / task.key)
+        with _alone(runs / f"{task.key}.lock"):
+            result = task.run(runs / task.key)
     except Exception as error:
         # Not every exception travels between processes whole; its text does.
         raise ReproductionError(f"{error}\n{traceback.format_exc()}") from None
@@ -150,11 +207,28 @@ def run_task(task: Task, out: Path, runs: Path) -> None:
         "label": task.label,
         "seed": task.seed,
         "cebm": __version__,
-        "commit": source_commit(),
+        "commit": commit,
         "seconds": round(perf_counter() - began, 1),
         "result": result,
     }
     write_atomically(_record(out, task.key), (json.dumps(record) + "\n").encode())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keeps a second process out of a run's directory; the system releases it with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # not a Unix: whoever starts two at once is not told
+        yield
+        return
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ReproductionError(f"another process is at it, {path} is locked") from error
+        yield
 
 
 class _Display:

@@ -30,7 +30,7 @@ class Thesis(Claim):
     protocol = (
         "All trainings of the other claims on the plain 2-D particle task with the paper's number of demonstrations, "
         "whatever they vary; explicit networks are left out, whose entropy is a convention, and runs that diverged, "
-        "which leave no energy to measure. Of each run the last "
+        "whose last energy is none. Of each run the last "
         "policy counts: the InfoNCE bound on the mutual information of validation pairs, the other pairs' actions "
         "being the negatives whatever the run was trained with, and H(y|x) of its energy on validation observations "
         "by quadrature; against its success on validation episodes, and its action error on validation pairs minus "
