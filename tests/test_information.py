@@ -20,6 +20,7 @@ from cebm.information import (
     info_nce_bound,
     marginal_entropy,
     marginal_entropy_importance,
+    model_information,
     mutual_information,
 )
 
@@ -206,6 +207,26 @@ def test_a_density_narrower_than_the_nodes_is_reported(dims):
 
 
 # Entropy and mutual information of a model
+
+
+def test_all_information_from_one_pass() -> None:
+    quadrature = Quadrature((-1.1,) * 2, (1.1,) * 2, points_per_dim=64)
+    obs = torch.tensor([[0.5], [-0.3], [0.0], [0.1]], dtype=torch.float64)
+
+    def valley(obs: Tensor, y: Tensor) -> Tensor:  # the third is too narrow in one dimension
+        centre = obs[:, :1]
+        width = torch.where(centre == 0.0, 0.001, 0.1)
+        return (y[..., 0] - centre) ** 2 / (2 * width**2) + y[..., 1] ** 2
+
+    energy = Penalty(valley, 1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        entropy, information, coarse = model_information(energy, obs, quadrature)
+    assert coarse == 0.25
+    with pytest.warns(CoarseQuadratureWarning, match="dimension 0 "):
+        assert entropy == pytest.approx(float(conditional_entropy(energy, obs, quadrature)))
+        assert information == pytest.approx(float(mutual_information(energy, obs, quadrature)))
+    assert model_information(energy, obs[[0, 1, 3]], quadrature)[2] == 0
 
 
 def test_mutual_information_of_gaussians_is_the_closed_form():

@@ -100,17 +100,18 @@ class Quadrature:
         if bad.any():
             row = int(bad.nonzero()[0])
             raise ValueError(f"energy: NaN, -inf or nothing but +inf in the box, for observation {row}")
-        if self.coarse(_log_density(energies, log_weights)).any():
-            message = f"one of {self.points_per_dim} nodes in a dimension holds half of a density"
-            warnings.warn(message, CoarseQuadratureWarning, stacklevel=4)
+        for dim, narrow in enumerate(self.coarse(_log_density(energies, log_weights)).any(0).tolist()):
+            if narrow:
+                message = f"one of {self.points_per_dim} nodes in dimension {dim} holds half of a density"
+                warnings.warn(message, CoarseQuadratureWarning, stacklevel=4)
 
-    def coarse(self, log_density: Float[Tensor, "batch nodes"]) -> Bool[Tensor, "batch"]:
-        """Whether a density is narrower than the nodes' spacing: one of them holds half of its mass."""
+    def coarse(self, log_density: Float[Tensor, "batch nodes"]) -> Bool[Tensor, "batch act"]:
+        """Where a density is narrower than the nodes' spacing: one of a dimension's nodes holds half of its mass."""
         log_weights = self.nodes(log_density)[1]
         mass = torch.exp(log_density + log_weights).unflatten(1, (self.points_per_dim,) * len(self.low))
         # A Gaussian as narrow as this has its log Z wrong by about 0.01, and soon by much more.
         marginals = (mass.sum(dim=2), mass.sum(dim=1)) if len(self.low) == 2 else (mass,)
-        return torch.stack([marginal.amax(1) > 0.5 for marginal in marginals]).any(0)
+        return torch.stack([marginal.amax(1) > 0.5 for marginal in marginals], 1)
 
     def log_density(self, energy: EnergyModel, obs: Float[Tensor, "batch *obs"]) -> Float[Tensor, "batch nodes"]:
         """log p(y_k|x) = -E(x, y_k) - log Z(x) at every node."""
@@ -187,7 +188,7 @@ def model_information(
         log_density, log_weights = quadrature.log_density(energy, obs), quadrature.nodes(obs)[1]
         conditional = _entropy(log_density, log_weights).mean()
         information = _mixture_entropy(log_density, log_weights) - conditional
-        coarse = quadrature.coarse(log_density).float().mean()
+        coarse = quadrature.coarse(log_density).any(1).float().mean()
     return float(conditional), float(information), float(coarse)
 
 
