@@ -73,7 +73,7 @@ def test_tasks_differ_in_the_sampler_alone() -> None:
     more = next(job for job in first if job.name == "correct-mas-maxent-64")
     assert more.trial.negative_count == 64
     assert replace(more.trial, negative_count=8) == find_trial("correct-mas-maxent")
-    assert steps_per_epoch(PAPER.steps) == 29 and steps_per_epoch(PAPER.steps + 1) is None
+    assert steps_per_epoch(3000) == 29 and steps_per_epoch(3001) is None and first[0].steps == 3000
 
 
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

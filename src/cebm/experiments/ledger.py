@@ -38,7 +38,8 @@ class Scale:
 
     name: Literal["smoke", "paper"]
     steps: int
-    """Training steps of all trials that are compared."""
+    """Training steps, the same for all trials that are compared. The paper does not give them: `ibc` does not get
+    better after 1,000 of 10,000 (docs/stability.md), so that 2,000 are past its rise."""
     demonstrations: int
     """The paper's 300."""
     many: int
