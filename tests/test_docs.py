@@ -110,6 +110,10 @@ def test_the_stability_study_shows_what_was_measured(monkeypatch: pytest.MonkeyP
     text = (ROOT / "docs/stability.md").read_text()
     found = document.read(ROOT / "docs/stability")
     assert document.documented(text, found) == text
+    # The README quotes the same.
+    readme = (ROOT / "README.md").read_text()
+    for case in document.TARGETS:
+        assert document._percent([record["last"]["as-trained"]["success"] for record in found[case]]) in readme
     # And they follow the records: other numbers make another table.
     found["steady-2d-2000"][0]["last"]["as-trained"]["success"] = 0.123
     assert "12.3" in document.documented(text, found)
