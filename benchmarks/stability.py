@@ -20,7 +20,7 @@ from cebm.envs.particle import ParticleTask
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.explicit import TiltedEnergy
 from cebm.policy import ImplicitPolicy, Network, Proposal
-from cebm.samplers import ChainState, Langevin, StepInfo, run
+from cebm.samplers import ChainState, Constant, Langevin, StepInfo, run
 from cebm.storage import load_bundle
 from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, Trainer, resume, train, trainer_of
 from cebm.trials import TRIALS, Trial
@@ -63,7 +63,8 @@ CASES = {
 
 
 def _ablation(trial: Trial, *procedures: str) -> Case:
-    return Case(trial, steps=2000, procedures=procedures or ("as-trained",))
+    halfway = (1000,) if "as-trained" in procedures else ()  # where acting takes little time
+    return Case(trial, steps=2000, procedures=procedures, at=halfway)
 
 
 # One change at a time, from the published recipe towards ours and back; 2,000 steps, 2,000 demonstrations.
@@ -95,6 +96,14 @@ CASES |= {
     "ablation-steady-rate-0.001": _ablation(replace(STEADY, learning_rate=1e-3), *HOW),
     "ablation-steady-no-average": _ablation(replace(STEADY, ema=0.0), *HOW),
     "ablation-steady-no-cosine": _ablation(replace(STEADY, schedule="decay"), *HOW),
+    "ablation-steady-smoothing-0.01": _ablation(
+        replace(
+            STEADY,
+            network=replace(STEADY.network, smoothing=0.01),
+            acting=Langevin("ibc", 3, Constant(2 * 0.01**2), noise=0.0),
+        ),
+        *HOW,
+    ),
 }
 
 

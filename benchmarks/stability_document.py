@@ -163,9 +163,13 @@ def _changes(found: Records, kind: str) -> str:
     for case, records in found.items():
         if case.startswith(kind):
             for way in records[0]["last"]:
-                success = _percent([record["last"][way]["success"] for record in records])
-                rows.append((case.removeprefix(kind), WAYS[way], success, len(records)))
-    return table(("recipe", "way to act", "success", "seeds"), rows)
+                success = {
+                    step: _percent([record["checkpoints"][step][way]["success"] for record in records])
+                    for step in records[0]["checkpoints"]
+                }
+                along = (success.get("1000", ""), success["2000"])
+                rows.append((case.removeprefix(kind), WAYS[way], *along, len(records)))
+    return table(("recipe", "way to act", "1,000 steps", "2,000 steps", "seeds"), rows)
 
 
 def _percent(values: list[float]) -> str:
