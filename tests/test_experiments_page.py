@@ -104,6 +104,15 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
         ledger(tmp_path)
 
 
+def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
+    tracked = subprocess.run(["git", "ls-files", "docs/results/runs"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    committed = {Path(line).stem for line in tracked.stdout.splitlines()}
+    for path in (ROOT / "docs/results").glob("[0-9][0-9]-*.json"):
+        assert set(json.loads(path.read_text())["runs"]) <= committed, path.name
+
+
 def test_the_committed_ledger_is_that_of_the_committed_records() -> None:
     if not (ROOT / "docs/results").is_dir():
         pytest.skip("docs/results is not there yet: no claim was measured at the paper's scale")
