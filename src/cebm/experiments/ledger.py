@@ -252,14 +252,13 @@ def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
     """A run that ended in numbers that are none is measured as its newest checkpoint has it, which is what a user is
     left with; its curve stands still from there on."""
     trainer, best = restored(job, directory)
-    task = demonstrations_of(job)[2]
     policy = trainer.policy()
     policy.save(directory / "policy")
     if not best:
         policy.save(directory / "best")
     result = measure(job, directory, best.get("step", trainer.step_count))
     curve = [row for row in result["curve"] if row["step"] <= trainer.step_count]
-    standing = _short(evaluation_row(trainer, policy, job, task))
+    standing = _short(evaluation_row(trainer, policy, job, job.task))
     later = [step for step in range(job.evaluate_every, job.steps, job.evaluate_every) if step > trainer.step_count]
     return result | {
         "curve": curve + [{"step": step, **standing} for step in (*later, job.steps)],
