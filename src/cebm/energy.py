@@ -150,6 +150,8 @@ class FeedForwardEnergy(EnergyModel):
         rows = batch * samples
         if inputs.device.type == "cpu" and not torch.compiler.is_compiling():
             rows = max(1, 2 * _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+        if rows >= batch * samples:
+            return self.trunk(context.unsqueeze(1) + F.linear(inputs, matrix))
         tall = max(1, rows // samples)
         bands = []
         for shared, band in zip(context.split(tall), inputs.split(tall), strict=True):

@@ -6,6 +6,7 @@ Policies keep no state between calls and may be called from several threads; `Ru
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -145,7 +146,7 @@ class Policy(ABC):
     def device(self) -> torch.device:
         return self.act_box.centre.device
 
-    @property
+    @cached_property
     def limits(self) -> tuple[Tensor, Tensor]:
         """Smallest and largest action the policy gives."""
         room = self.act_box.limit * self.act_box.scale
@@ -237,11 +238,15 @@ class Policy(ABC):
     def _generator(self, generator: torch.Generator | None) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(0) if generator is None else generator
 
-    def _clip(self, normalised: Actions) -> Actions:
-        """Into the action space, before energies are compared: an action beyond it is not available."""
+    @cached_property
+    def _normalised_limits(self) -> tuple[Tensor, Tensor]:
         # Not with `normalise`, which refuses the infinite limits of an unbounded space.
         low, high = ((limit - self.act_box.centre) / self.act_box.scale for limit in self.limits)
-        return normalised.clamp(low, high)
+        return low, high
+
+    def _clip(self, normalised: Actions) -> Actions:
+        """Into the action space, before energies are compared: an action beyond it is not available."""
+        return normalised.clamp(*self._normalised_limits)
 
     def _proposal(self, normalised: Actions, energies: Energies, chosen: Tensor, chosen_energy: Tensor) -> Proposal:
         low, high = self.limits
