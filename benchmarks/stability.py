@@ -22,7 +22,8 @@ from cebm.explicit import TiltedEnergy
 from cebm.policy import ImplicitPolicy, Network, Proposal
 from cebm.samplers import ChainState, Constant, Langevin, StepInfo, run
 from cebm.storage import load_bundle
-from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, Trainer, resume, train, trainer_of
+from cebm.trainer import Trainer
+from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, resume, train, trainer_of
 from cebm.trials import TRIALS, Trial
 
 STEADY, IBC = TRIALS["steady"], TRIALS["ibc"]

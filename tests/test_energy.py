@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import cebm.energy
+import cebm.networks
 from cebm import EnergyModel, JointEnergy, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty, ResidualEnergy
-from cebm.energy import Linear, WeightedSum, evaluating
+from cebm.energy import WeightedSum, evaluating
+from cebm.networks import Linear
 
 OBS, ACT = 3, 2
 # Wide enough that a layer without any active unit is out of the question (2⁻⁴⁸).
@@ -226,7 +227,7 @@ def test_ragged_blocks_change_nothing(
     energy, obs, actions = make(name, generator, batch, samples)
     expected = autograd_gradient(energy, energy.encode(obs).detach(), actions)
     floats = block_rows * (64 if name == "marginal" else WIDTH) // torch.get_num_threads()
-    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", floats)
+    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", floats)
     with torch.no_grad():
         energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
     assert_close(energies, expected[0])
@@ -236,7 +237,7 @@ def test_ragged_blocks_change_nothing(
 def test_a_block_size_below_one_row_is_one_row(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     energy, obs, actions = make("mlp", generator)
     context = energy.encode(obs).detach()
-    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", 1)
+    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", 1)
     with torch.no_grad():
         assert_close(energy.energies_and_gradients(context, actions)[1], autograd_gradient(energy, context, actions)[1])
 
@@ -266,14 +267,14 @@ def test_energies_in_ragged_blocks_have_the_same_derivatives(
 
     expected = everything()
     floats = block_rows * (64 if name == "marginal" else WIDTH) // (2 * torch.get_num_threads())
-    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", floats)
+    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", floats)
     for found, wanted in zip(everything(), expected, strict=True):
         assert_close(found, wanted)
 
 
 def test_blocks_survive_transformations(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.func sees through them; a compiler gets the whole batch, since it cannot ask for the number of threads."""
-    monkeypatch.setattr(cebm.energy, "_BLOCK_FLOATS", 2 * WIDTH)
+    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", 2 * WIDTH)
     energy, obs, actions = make("mlp", generator, 5, 20)
     expected = energy(obs, actions)
     assert_close(torch.func.vmap(lambda x, y: energy(x[None], y[None])[0])(obs, actions), expected)

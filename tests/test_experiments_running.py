@@ -34,7 +34,8 @@ from cebm.experiments.ledger import (
 )
 from cebm.experiments.running import ReproductionError, reproduce, run_task
 from cebm.policy import load
-from cebm.training import Trainer, restored
+from cebm.trainer import Trainer
+from cebm.training import restored
 from cebm.trials import find_trial
 
 TINY = Scale("smoke", 4, 2, 3, 4, 2, 2, True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from cebm import negatives
-from cebm.energy import MLPEnergy
 from cebm.experiments.ledger import SMOKE, Results, Training, training
 from cebm.experiments.running import conclude, run_task
 from cebm.experiments.through_chain import LABEL, THROUGH, ThroughChain, extra_gradient, job_of
 from cebm.negatives import ShortChains, Source
+from cebm.networks import MLPEnergy
 from cebm.objectives import info_nce
 from cebm.samplers import run
 from cebm.training import trainer_of

@@ -28,14 +28,15 @@ from cebm.experiments.ledger import (
     Task,
     Training,
     Verdict,
+    all_parts,
     training,
 )
 from cebm.experiments.maxent import MaxEnt
 from cebm.experiments.mcmc_loss import McmcLoss, no_better
-from cebm.experiments.noise import Noise, all_parts
+from cebm.experiments.noise import Noise
 from cebm.experiments.running import draw, reproduce
 from cebm.samplers import Langevin
-from cebm.training import Trainer
+from cebm.trainer import Trainer
 from cebm.trials import find_trial
 
 CLAIMS: tuple[Claim, ...] = (Noise(), Chains(), McmcLoss(), MaxEnt(), Joint(), Dimensions())

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cebm.energy import EnergyModel, MLPEnergy
+from cebm.energy import EnergyModel
 from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
 from cebm.information import Quadrature
+from cebm.networks import MLPEnergy
 
 OBS, ACT = 3, 2
 CASES: dict[str, Callable[[torch.Generator], ExplicitEnergy]] = {

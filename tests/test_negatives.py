@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from cebm.energy import EnergyModel, JointEnergy, MLPEnergy, ModuleEnergy
+from cebm.energy import EnergyModel, ModuleEnergy
 from cebm.negatives import (
     Density,
     GaussianMixture,
@@ -28,6 +28,7 @@ from cebm.negatives import (
     Source,
     Uniform,
 )
+from cebm.networks import JointEnergy, MLPEnergy
 from cebm.objectives import importance_nll, info_nce, info_nce_per_example, ranking_nce
 from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Polynomial, Sampler, run
 

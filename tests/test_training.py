@@ -27,14 +27,13 @@ from cebm.negatives import MarginalActionSampler
 from cebm.policy import FORMAT, VERSION, ExplicitPolicy, ImplicitPolicy, Network, load
 from cebm.samplers import Langevin
 from cebm.storage import StorageError, load_bundle
+from cebm.trainer import Trainer, fit
 from cebm.training import (
     TIMES,
     DivergedError,
     Interrupted,
     Job,
-    Trainer,
     TrainingError,
-    fit,
     load_job,
     load_metrics,
     resume,

@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "spaces": "Box",
-    "energy": "EnergyModel MLPEnergy ResidualEnergy MarginalEnergy JointEnergy ModuleEnergy Penalty WeightedSum",
+    "energy": "EnergyModel ModuleEnergy Penalty WeightedSum",
+    "networks": "MLPEnergy ResidualEnergy MarginalEnergy JointEnergy",
     "samplers": "Langevin MALA DerivativeFree Constant Polynomial Exponential Collect run",
     "certificate": "certify Certificate",
     "negatives": "Negatives Uniform GaussianMixture InBatch ShortChains LongChain Replay MarginalActionSampler Mixture",
@@ -19,7 +20,8 @@ _HOME = {
     "policy": "ImplicitPolicy ExplicitPolicy Network Proposal Runner load",
     "evaluation": "Evaluation evaluate wilson_interval",
     "trials": "TRIALS Trial",
-    "training": "Job Trainer fit resume train",
+    "trainer": "Trainer fit",
+    "training": "Job resume train",
     "regressor": "ConditionalEBMRegressor",
     "report": "write_report",
 }

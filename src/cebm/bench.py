@@ -24,11 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from cebm.energy import MLPEnergy
 from cebm.envs.particle import BatchedParticle, ParticleTask, collect_particle
 from cebm.evaluation import evaluate
+from cebm.networks import MLPEnergy
 from cebm.samplers import Langevin, run
-from cebm.training import Trainer
+from cebm.trainer import Trainer
 from cebm.trials import TRIALS, Trial
 
 # The paper's training step: 512 examples, 8 negatives each, two hidden layers of 256, 10 Langevin steps.

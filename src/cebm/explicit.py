@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Init, Linear, Obs
+from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
+from cebm.networks import Init, Linear
 
 
 class ExplicitEnergy(EnergyModel):

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Energies, EnergyModel, JointEnergy, MarginalEnergy, Obs, evaluating
+from cebm.energy import Actions, Energies, EnergyModel, Obs, evaluating
+from cebm.networks import JointEnergy, MarginalEnergy
 from cebm.objectives import maximum_entropy_loss, mcmc_loss, positive_l2
 from cebm.samplers import Collect, Langevin, Sampler, StepInfo, run
 from cebm.spaces import check_finite, margin_limit

@@ -18,8 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm import __version__
-from cebm.energy import Actions, Energies, EnergyModel, Init, MLPEnergy, ResidualEnergy
+from cebm.energy import Actions, Energies, EnergyModel
 from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
+from cebm.networks import Init, MLPEnergy, ResidualEnergy
 from cebm.samplers import MALA, Constant, DerivativeFree, Exponential, Langevin, Polynomial, run
 from cebm.spaces import Box, check_finite
 from cebm.storage import StorageError, from_json, load_bundle, save_bundle, take, to_json

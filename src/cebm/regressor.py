@@ -10,7 +10,7 @@ from jaxtyping import Float
 from cebm.information import Quadrature
 from cebm.policy import ImplicitPolicy, Network
 from cebm.samplers import MALA, DerivativeFree, Langevin, run
-from cebm.training import fit
+from cebm.trainer import fit
 from cebm.trials import TRIALS
 
 try:

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cebm import negatives as sources
-from cebm.energy import EnergyModel, FeedForwardEnergy, JointEnergy
+from cebm.energy import EnergyModel
 from cebm.explicit import ExplicitEnergy, TiltedEnergy
+from cebm.networks import FeedForwardEnergy, JointEnergy
 from cebm.objectives import (
     gradient_penalty,
     importance_nll,

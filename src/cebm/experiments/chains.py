@@ -1,6 +1,6 @@
 """Claim 5: many short chains give better negatives than one long chain."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,14 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRIALS = ("long-chain", "short-chains", "correct", "ibc")
-
-
-def success_curves(results: Results, labels: Iterable[str]) -> dict[str, list[list[tuple[float, float]]]]:
-    """Success along training, by label and seed, as `drawing.curves` takes it."""
-    return {
-        label: [[(float(row["step"]), row["success"]) for row in run["curve"]] for run in results.by_label[label]]
-        for label in labels
-    }
 
 
 class Chains(Claim):
@@ -68,7 +60,7 @@ class Chains(Claim):
                 "success": success,
                 "best": best,
                 "difference": {trial: difference.to_json() for trial, difference in over.items()},
-                "curves": success_curves(results, TRIALS),
+                "curves": results.curves(TRIALS),
             },
             _COMMENTS[verdict],
         )

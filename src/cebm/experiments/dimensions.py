@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, training
-from cebm.experiments.noise import all_parts
+from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, all_parts, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

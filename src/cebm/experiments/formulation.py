@@ -39,10 +39,7 @@ class Formulation(Claim):
             {
                 "success": {"ibc": ibc, "correct": correct},
                 "difference": difference.to_json(),
-                "curves": {
-                    trial: [[(row["step"], row["success"]) for row in run["curve"]] for run in results.by_label[trial]]
-                    for trial in ("ibc", "correct")
-                },
+                "curves": results.curves(("ibc", "correct")),
             },
             "The correct step has √(2τ) of noise, which at these step sizes moves a negative across a good part of the "
             "box; IBC's noise is λσ, so its chains are close to gradient descent and end in the valleys. Negatives "

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
-from cebm.experiments.chains import success_curves
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
-from cebm.experiments.noise import all_parts
+from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, all_parts, decide, training
 from cebm.trials import find_trial
 
 if TYPE_CHECKING:
@@ -91,14 +89,11 @@ class Joint(Claim):
                 "gap": gap.to_json(),
                 "lost success": lost.to_json(),
                 "parts": parts,
-                "curves": success_curves(results, TRIALS),
+                "curves": results.curves(TRIALS),
                 "error curves": {
-                    f"{trial}, {name}": [
-                        [(float(row["step"]), row[f"{part}_action_error"]) for row in run["curve"]]
-                        for run in results.by_label[trial]
-                    ]
-                    for trial in TRIALS
+                    f"{trial}, {name}": curves
                     for part, name in (("train", "training"), ("validation", "validation"))
+                    for trial, curves in results.curves(TRIALS, f"{part}_action_error").items()
                 },
             },
             _COMMENTS[parts["fits"]],

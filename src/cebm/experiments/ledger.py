@@ -195,6 +195,13 @@ class Results:
             values.append(float(value))
         return values
 
+    def curves(self, labels: Iterable[str], what: str = "success") -> dict[str, list[list[tuple[float, float]]]]:
+        """What evaluations along training found, by label and seed, as `drawing.curves` takes it."""
+        return {
+            label: [[(float(row["step"]), row[what]) for row in run["curve"]] for run in self.by_label[label]]
+            for label in labels
+        }
+
 
 # ---------------------------------------------------------------------------------------------- trainings
 
@@ -373,3 +380,11 @@ def decide(interval: Interval, at_least: float = 0.0) -> Verdict:
     if interval.low > at_least:
         return "holds"
     return "does not hold" if interval.high < at_least else "inconclusive"
+
+
+def all_parts(parts: Iterable[Verdict]) -> Verdict:
+    """The verdict of a claim of several parts: holds where all do, does not hold where one does not."""
+    verdicts = list(parts)
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "inconclusive" if "inconclusive" in verdicts else "holds"

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cebm.experiments.chains import success_curves
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
+from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, all_parts, decide, training
 from cebm.experiments.mcmc_loss import no_better
-from cebm.experiments.noise import all_parts, label, with_noise
+from cebm.experiments.noise import label, with_noise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +74,7 @@ class MaxEnt(Claim):
                 "over correct": over_correct.to_json(),
                 "over ibc": over_ibc.to_json(),
                 "parts": parts,
-                "curves": success_curves(results, TRIALS),
+                "curves": results.curves(TRIALS),
             },
             _COMMENTS[parts["usable"]],
         )

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cebm.experiments.chains import success_curves
 from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, training
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class McmcLoss(Claim):
                 "success": success,
                 "best": best,
                 "difference": difference.to_json(),
-                "curves": success_curves(results, trials),
+                "curves": results.curves(trials),
             },
             _COMMENTS[verdict],
         )

@@ -1,13 +1,25 @@
 """Claim 4: a small noise scale in IBC's chains gives deep valleys and with them more information."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Training, Verdict, decide, training
+from cebm.experiments.ledger import (
+    Claim,
+    Finding,
+    Interval,
+    Results,
+    Scale,
+    Task,
+    Training,
+    Verdict,
+    all_parts,
+    decide,
+    training,
+)
 from cebm.samplers import Langevin
 from cebm.trials import find_trial
 
@@ -37,14 +49,6 @@ def with_noise(sigma: float, scale: Scale, seed: int) -> Training:
     assert isinstance(plain.sampler, Langevin)
     changed = replace(plain, sampler=replace(plain.sampler, noise=sigma))
     return training("ibc" if changed == plain else changed, scale, seed, label(sigma))
-
-
-def all_parts(parts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a claim of several parts: holds where all do, does not hold where one does not."""
-    verdicts = list(parts)
-    if "does not hold" in verdicts:
-        return "does not hold"
-    return "inconclusive" if "inconclusive" in verdicts else "holds"
 
 
 class Noise(Claim):

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cebm.energy import EnergyModel, FeedForwardEnergy
-from cebm.experiments.chains import success_curves
+from cebm.energy import EnergyModel
 from cebm.experiments.ledger import (
     Claim,
     Computation,
@@ -24,7 +23,9 @@ from cebm.experiments.ledger import (
     training,
 )
 from cebm.negatives import ShortChains
-from cebm.training import Job, Trainer, trainer_of
+from cebm.networks import FeedForwardEnergy
+from cebm.trainer import Trainer
+from cebm.training import Job, trainer_of
 from cebm.trials import Trial, find_trial
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class ThroughChain(Claim):
                 "seconds_per_step": seconds,
                 "ratio": ratio.to_json(),
                 "extra_gradient": extra,
-                "curves": success_curves(results, (LABEL, "ibc")),
+                "curves": results.curves((LABEL, "ibc")),
             },
             cause + ending[verdict],
         )

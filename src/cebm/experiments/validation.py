@@ -17,7 +17,7 @@ from cebm.experiments.ledger import Claim, Computation, Finding, Interval, Resul
 from cebm.experiments.ledger import training as train_task
 from cebm.negatives import Negatives, Positives, ShortChains, Source, Uniform
 from cebm.samplers import Langevin, Polynomial
-from cebm.training import Trainer
+from cebm.trainer import Trainer
 from cebm.trials import Trial, find_trial
 
 if TYPE_CHECKING:

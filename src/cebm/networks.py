@@ -1,0 +1,408 @@
+"""Feed-forward networks as energies, with their input gradient in closed form; and the joint and marginal energies that
+are made of them.
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
+
+Init = Literal["normal", "torch"]
+
+# A block of this many floats per activation keeps a step's whole working set in a core's cache.
+_BLOCK_FLOATS = 512 * 256
+
+
+class FeedForwardEnergy(EnergyModel):
+    """Abstract: E(x, y) = trunk(W_x x + W_y y + b). The observation's part W_x x + b is the context.
+
+    On a CPU all work runs in blocks of rows that stay in cache. Of the chain's gradients nothing as large as the
+    batch is ever written but the results. On other devices a block is the whole batch.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        width: int,
+        dropout: float,
+        init: Init,
+        spectral_norm: bool,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (("obs_dim", obs_dim, 0), ("act_dim", act_dim, 1), ("width", width, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.obs_dim, self.act_dim, self.context_dim = obs_dim, act_dim, width
+        self.width, self.dropout = width, dropout
+        self.first = Linear(obs_dim + act_dim, width, init, spectral_norm, generator)
+
+    @abstractmethod
+    def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """Energies from the first layer's output, before its activation."""
+
+    @abstractmethod
+    def trunk_and_gradient(
+        self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
+        """Energies and ∂E/∂pre, in closed form. With `scratch` (buffers like `pre`; autograd is off then) it may
+        write into these and into `pre`."""
+
+    @property
+    @abstractmethod
+    def scratch_buffers(self) -> int:
+        """How many buffers `trunk_and_gradient` can use."""
+
+    def encode(self, obs: Obs) -> Context:
+        self.check_obs(obs)
+        self.power_iterate()
+        return F.linear(obs, self.first.matrix()[:, : self.obs_dim], self.first.bias)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        return self.input_energies(context, actions, self._action_matrix())
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        self.check(context, actions)
+        return self.input_gradients(context, actions, self._action_matrix())
+
+    def input_energies(
+        self,
+        context: Context,
+        inputs: Float[Tensor, "batch samples inputs"],
+        matrix: Float[Tensor, "width inputs"],
+    ) -> Energies:
+        """E = trunk(context + matrix·inputs): `inputs` are the actions, or whole pairs (x, y).
+
+        Autograd keeps the activations that it needs, but what it does with them happens block by block, forward
+        and backward. A block is twice as large here, since each also adds a share to the weights' gradients.
+        A compiler plans its own memory, and cannot ask for the number of threads.
+        """
+        batch, samples, _ = inputs.shape
+        rows = batch * samples
+        if inputs.device.type == "cpu" and not torch.compiler.is_compiling():
+            rows = max(1, 2 * _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+        if rows >= batch * samples:
+            return self.trunk(context.unsqueeze(1) + F.linear(inputs, matrix))
+        tall = max(1, rows // samples)
+        bands = []
+        for shared, band in zip(context.split(tall), inputs.split(tall), strict=True):
+            parts = [self.trunk(shared.unsqueeze(1) + F.linear(part, matrix)) for part in band.split(rows, 1)]
+            bands.append(torch.cat(parts, 1))
+        return torch.cat(bands)
+
+    def input_gradients(
+        self,
+        context: Context,
+        inputs: Float[Tensor, "batch samples inputs"],
+        matrix: Float[Tensor, "width inputs"],
+    ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
+        """E and ∇E of the same, with respect to `inputs`."""
+        batch, samples, _ = inputs.shape
+        if torch.is_grad_enabled() or inputs.device.type != "cpu":
+            pre = context.unsqueeze(1) + F.linear(inputs, matrix)
+            energies, gradient = self.trunk_and_gradient(pre.flatten(0, 1), [])
+            return energies.view(batch, samples), (gradient @ matrix).view_as(inputs)
+        flat = inputs.reshape(batch * samples, -1)
+        energies, gradients = flat.new_empty(len(flat)), torch.empty_like(flat)
+        transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
+        block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+        buffers = _workspace(1 + self.scratch_buffers, block_rows, self.width, flat.dtype)
+        for rows, observations in _blocks(batch, samples, block_rows):
+            pre, *scratch = [buffer[: rows.stop - rows.start] for buffer in buffers]
+            torch.mm(flat[rows], transposed, out=pre)
+            shared = context[observations].unsqueeze(1)
+            pre.view(len(shared), -1, self.width).add_(shared)
+            energies[rows], gradient = self.trunk_and_gradient(pre, scratch)
+            gradients[rows] = F.linear(gradient, transposed)
+        return energies.view(batch, samples), gradients.view_as(inputs)
+
+    def power_iterate(self) -> None:
+        """Follows the weights with the spectral norms' estimates: once per training batch, and never in a chain."""
+        if self.training and torch.is_grad_enabled():
+            for layer in self.modules():
+                if isinstance(layer, Linear):
+                    layer.power_iterate()
+
+    def _action_matrix(self) -> Float[Tensor, "width act"]:
+        return self.first.matrix()[:, self.obs_dim :]
+
+    def _drop(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
+
+
+class MLPEnergy(FeedForwardEnergy):
+    """The paper's network: two hidden layers of 256 (three linear maps, one of them 256×256), ReLU.
+
+    Weights and biases start at N(0, 0.05²) ('normal', the paper) or as torch's Linear does ('torch').
+    With h₁ = relu(Wx x + Wy y + b₁) and h₂ = relu(W₂h₁ + b₂),
+    E = w·h₂ + b and ∇_y E = Wyᵀ (1[h₁>0] ⊙ W₂ᵀ (1[h₂>0] ⊙ w)).
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        width: int = 256,
+        hidden_layers: int = 2,
+        dropout: float = 0.0,
+        init: Init = "normal",
+        spectral_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(obs_dim, act_dim, width, dropout, init, spectral_norm, generator)
+        if hidden_layers < 1:
+            raise ValueError(f"hidden_layers must be at least 1, got {hidden_layers}")
+        make = partial(Linear, init=init, spectral_norm=spectral_norm, generator=generator)
+        self.hidden = nn.ModuleList(make(width, width) for _ in range(hidden_layers - 1))
+        self.last = make(width, 1)
+
+    def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        for layer in _linears(self.hidden):
+            pre = layer(self._drop(F.relu(pre)))
+        return self.last(self._drop(F.relu(pre))).squeeze(-1)
+
+    @property
+    def scratch_buffers(self) -> int:
+        return len(self.hidden) + 1
+
+    def trunk_and_gradient(
+        self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
+        relu = F.relu_ if scratch else F.relu
+        buffers: list[Tensor | None] = [*scratch] or [None] * self.scratch_buffers
+        spare, *outs = buffers
+        matrices = [layer.matrix() for layer in _linears(self.hidden)]
+        activations = [relu(pre)]
+        for matrix, layer, out in zip(matrices, _linears(self.hidden), outs, strict=True):
+            activations.append(relu(torch.addmm(layer.bias, activations[-1], matrix.t(), out=out)))
+        output = self.last.matrix()[0]
+        energies = activations[-1] @ output + self.last.bias
+        top = activations.pop()
+        gradient = _gate(output.expand_as(top), top, in_place=bool(scratch))
+        while activations:
+            below = torch.mm(gradient, matrices.pop(), out=spare)
+            gradient = _gate(below, activations.pop(), in_place=bool(scratch))
+        return energies, gradient
+
+
+class ResidualEnergy(FeedForwardEnergy):
+    """The pre-activation residual network of the IBC reference code: a projection, then blocks
+    x ← x + W₂ relu(W₁ relu(x) + b₁) + b₂, then a linear map to the energy (no activation before it)."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        width: int = 256,
+        blocks: int = 1,
+        dropout: float = 0.0,
+        init: Init = "normal",
+        spectral_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(obs_dim, act_dim, width, dropout, init, spectral_norm, generator)
+        if blocks < 1:
+            raise ValueError(f"blocks must be at least 1, got {blocks}")
+        make = partial(Linear, init=init, spectral_norm=spectral_norm, generator=generator)
+        self.inner = nn.ModuleList(make(width, width) for _ in range(blocks))
+        self.outer = nn.ModuleList(make(width, width) for _ in range(blocks))
+        self.last = make(width, 1)
+
+    def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        for inner, outer in zip(_linears(self.inner), _linears(self.outer), strict=True):
+            pre = pre + outer(self._drop(F.relu(inner(self._drop(F.relu(pre))))))
+        return self.last(pre).squeeze(-1)
+
+    @property
+    def scratch_buffers(self) -> int:
+        return 0
+
+    def trunk_and_gradient(
+        self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
+        steps = []
+        for inner, outer in zip(_linears(self.inner), _linears(self.outer), strict=True):
+            outside, matrix_in, matrix_out = F.relu(pre), inner.matrix(), outer.matrix()
+            inside = F.relu(torch.addmm(inner.bias, outside, matrix_in.t()))
+            pre = pre + torch.addmm(outer.bias, inside, matrix_out.t())
+            steps.append((outside, matrix_in, inside, matrix_out))
+        output = self.last.matrix()[0]
+        energies = pre @ output + self.last.bias
+        gradient = output.expand_as(pre)
+        for outside, matrix_in, inside, matrix_out in reversed(steps):
+            gradient = gradient + _gate(_gate(gradient @ matrix_out, inside) @ matrix_in, outside)
+        return energies, gradient
+
+
+class MarginalEnergy(EnergyModel):
+    """E(y): the same MLP without an observation (64 hidden units in the paper). `encode` reads only the batch size."""
+
+    def __init__(
+        self, act_dim: int, width: int = 64, hidden_layers: int = 2, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.network = MLPEnergy(0, act_dim, width, hidden_layers, generator=generator)
+        self.obs_dim, self.act_dim, self.context_dim = 0, act_dim, self.network.context_dim
+
+    def encode(self, obs: Obs) -> Context:
+        return self.network.encode(self.network.first.bias.new_empty(obs.shape[0], 0))
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        return self.network.energies(context, actions)
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return self.network.energies_and_gradients(context, actions)
+
+
+class JointEnergy(EnergyModel):
+    """E(x, y) read as the energy of p(x, y). As a conditional energy it is the network itself, since
+    p(y|x) ∝ p(x, y); `pairs` is the same energy over z = (x, y), with gradients for x as well."""
+
+    def __init__(self, network: FeedForwardEnergy) -> None:
+        super().__init__()
+        self.network = network
+        self.obs_dim, self.act_dim, self.context_dim = network.obs_dim, network.act_dim, network.context_dim
+
+    @property
+    def pairs(self) -> "PairEnergy":
+        """The energy over z = (x, y): run a sampler on it to sample observations and actions together."""
+        return PairEnergy(self.network)
+
+    def encode(self, obs: Obs) -> Context:
+        return self.network.encode(obs)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        return self.network.energies(context, actions)
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return self.network.energies_and_gradients(context, actions)
+
+
+class PairEnergy(EnergyModel):
+    """The view `JointEnergy.pairs`: no observation, the action is the pair z = (x, y)."""
+
+    def __init__(self, network: FeedForwardEnergy) -> None:
+        super().__init__()
+        self.network = network
+        self.obs_dim, self.act_dim, self.context_dim = 0, network.obs_dim + network.act_dim, network.width
+
+    def encode(self, obs: Obs) -> Context:
+        self.network.power_iterate()
+        return self.network.first.bias.expand(obs.shape[0], -1)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        return self.network.input_energies(context, actions, self.network.first.matrix())
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        self.check(context, actions)
+        return self.network.input_gradients(context, actions, self.network.first.matrix())
+
+
+class Linear(nn.Module):
+    """x ↦ W x + b with the paper's or torch's initialisation, drawn from `generator`, and spectral norm on demand.
+
+    Spectral norm divides W by its largest singular value, estimated by power iteration. Only `power_iterate`
+    moves the estimate (once per encoded training batch), so that encode and energies see one and the same W.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        init: Init = "normal",
+        spectral_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        device = generator.device if generator is not None else None
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device))
+        self.bias = nn.Parameter(torch.empty(outputs, device=device))
+        with torch.no_grad():
+            for parameter in (self.weight, self.bias):
+                if init == "normal":
+                    parameter.normal_(0.0, 0.05, generator=generator)
+                elif init == "torch":
+                    bound = max(inputs, 1) ** -0.5
+                    parameter.uniform_(-bound, bound, generator=generator)
+                else:
+                    raise ValueError(f"init must be 'normal' or 'torch', got {init!r}")
+            self.spectral_norm = spectral_norm
+            if spectral_norm:
+                start = torch.empty(outputs, device=device).normal_(generator=generator)
+                self.register_buffer("left", F.normalize(start, dim=0))
+                self.register_buffer("right", torch.zeros(inputs, device=device))
+                for _ in range(20):
+                    self.power_iterate()
+
+    @torch.no_grad()
+    def power_iterate(self) -> None:
+        """u ← Wv/‖Wv‖, v ← Wᵀu/‖Wᵀu‖: one iteration towards the leading singular vectors."""
+        if self.spectral_norm:
+            self.right = F.normalize(self.weight.t() @ self.left, dim=0)
+            self.left = F.normalize(self.weight @ self.right, dim=0)
+
+    def matrix(self) -> Float[Tensor, "outputs inputs"]:
+        """W, or W / σ(W)."""
+        return self.weight / (self.left @ self.weight @ self.right) if self.spectral_norm else self.weight
+
+    def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        return F.linear(x, self.matrix(), self.bias)
+
+
+def _linears(layers: nn.ModuleList) -> Iterator[Linear]:
+    for layer in layers:
+        assert isinstance(layer, Linear)
+        yield layer
+
+
+def _gate(gradient: Tensor, activation: Tensor, in_place: bool = False) -> Tensor:
+    """gradient ⊙ 1[activation > 0], the backward of ReLU, in one pass; in place, over `activation`."""
+    if in_place:
+        return torch.ops.aten.threshold_backward.grad_input(gradient, activation, 0, grad_input=activation)
+    return torch.ops.aten.threshold_backward(gradient, activation, 0)
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
+
+
+_KEPT = _Kept()
+
+
+def _workspace(count: int, rows: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+    """Buffers [rows, width] that each thread keeps from call to call: fresh ones would cost page faults every time."""
+    kept = _KEPT.buffers
+    key = (count, rows, width, dtype)
+    if key not in kept:
+        if len(kept) >= 8:  # sizes come and go in a study of widths; what is in use stays
+            kept.clear()
+        with torch.inference_mode(False):
+            kept[key] = [torch.empty(rows, width, dtype=dtype) for _ in range(count)]
+    return kept[key]
+
+
+def _blocks(batch: int, samples: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Cuts the batch × samples rows into runs of at most `rows`, each with the observations that it belongs to:
+    several whole observations, or a part of one."""
+    tall, wide = max(1, rows // samples), min(samples, rows)
+    for i in range(0, batch, tall):
+        last = min(i + tall, batch)
+        for begin in range(i * samples, last * samples, tall * wide):
+            yield slice(begin, min(begin + tall * wide, last * samples)), slice(i, last)
