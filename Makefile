@@ -28,6 +28,7 @@ demo: install
 
 bench: install
 	$(BIN)/python benchmarks/measure.py
+	$(BIN)/python benchmarks/from_nothing.py
 	$(BIN)/python benchmarks/document.py
 
 clean:

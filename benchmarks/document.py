@@ -1,9 +1,10 @@
-"""Writes what measure.py found, docs/performance.jsonl, into docs/performance.md (between the two marks) and
-docs/performance.png."""
+"""Writes what measure.py and from_nothing.py found, docs/performance.jsonl and docs/from_nothing.jsonl, into
+docs/performance.md (between the marks) and docs/performance.png."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
 DOCS = Path(__file__).parent.parent / "docs"
-BEGIN, END = "<!-- make bench: begin -->\n", "<!-- make bench: end -->\n"
 Rows = list[dict[str, Any]]
 # Okabe & Ito's colours, which every reader can tell apart.
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -103,14 +103,33 @@ def section(rows: Rows) -> str:
     notes = [r["note"] for r in rows if r["note"]]
     if notes:
         parts.append(f"Before comparing: {len(notes)} of {len(rows)} rows carry a note, the first: {notes[0]}.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
-def documented(text: str, rows: Rows) -> str:
+def from_nothing(rows: Rows) -> str:
+    """A line per seed, and the mean."""
+    names = ("success", "seconds", "action_ms_p50", "action_ms_p99")
+    body = [(r["seed"], *(r[name] for name in names)) for r in rows]
+    body.append(("mean", *(mean(r[name] for r in rows) for name in names)))
+    return table(
+        ("seed", f"success of {rows[0]['episodes']}", "seconds", "one action, p50", f"p99 of {rows[0]['calls']}"),
+        [
+            (seed, f"{100 * success:.1f} %", f"{seconds:.0f}", f"{_short(p50)} ms", f"{_short(p99)} ms")
+            for seed, success, seconds, p50, p99 in body
+        ],
+    )
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """A document with what is between the marks of that name replaced."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
+
+
+def documented(text: str, rows: Rows, runs: Rows) -> str:
     """The document with its tables replaced."""
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{section(rows)}\n{END}{after}"
+    return replaced(replaced(text, "make bench", section(rows)), "from nothing", from_nothing(runs))
 
 
 def figure(rows: Rows) -> Figure:
@@ -236,7 +255,7 @@ def table(head: tuple[str, ...], body: list[tuple[Any, ...]]) -> str:
 def main() -> None:
     rows = read(DOCS / "performance.jsonl")
     document = DOCS / "performance.md"
-    document.write_text(documented(document.read_text(), rows))
+    document.write_text(documented(document.read_text(), rows, read(DOCS / "from_nothing.jsonl")))
     figure(rows).savefig(DOCS / "performance.png", dpi=110)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from document import BLUE, GREEN, ORANGE, RED, table
+from document import BLUE, GREEN, ORANGE, RED, replaced, table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,9 +20,10 @@ WAYS = {
     "averaged": "averaged weights, minimum of 64",
     "averaged-softmax": "averaged, softmax over 64",
     "averaged-16": "averaged, minimum of 16",
-    "corrected": "E − log p̂(y), minimum of 64",
+    "corrected": "E − log p̂(y), minimum of 64, from p̂(y)",
     "corrected-draw": "E − log p̂(y), drawn from 64",
-    "uncorrected": "E alone, minimum of 64",
+    "corrected-box": "E − log p̂(y), minimum of 64, from the box",
+    "uncorrected": "E alone, minimum of 64, from the box",
     "averaged-40-steps": "averaged, minimum of 64, 40 steps",
     "averaged-normalised": "averaged, minimum of 64, normalised gradients",
 }
@@ -51,6 +52,7 @@ def sections(found: Records) -> dict[str, str]:
         "reached": _reached(found),
         "checkpoints": _checkpoints(found),
         "ibc": _ways(found["ibc-2d-300"]) if "ibc-2d-300" in found else "",
+        "penalty": _ways(found["ibc-penalty"]) if "ibc-penalty" in found else "",
         "landscape": _landscape(found),
         "training": _training(found),
         "ablation": _changes(found, "ablation-"),
@@ -61,9 +63,7 @@ def sections(found: Records) -> dict[str, str]:
 def documented(text: str, found: Records) -> str:
     """The document with its tables replaced."""
     for name, content in sections(found).items():
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
+        text = replaced(text, name, content)
     return text
 
 
@@ -93,6 +93,7 @@ def _checkpoints(found: Records) -> str:
                 if int(step) >= record["steps"] // 2
             }
             last, worst = half[record["steps"]], min(half, key=lambda step: (half[step], step))
+            best = max(half, key=lambda step: (half[step], -step))
             rows.append(
                 (
                     TARGETS[case][0],
@@ -100,9 +101,10 @@ def _checkpoints(found: Records) -> str:
                     f"{last:.1f} %",
                     f"{half[worst]:.1f} % at {worst:,}",
                     f"{half[worst] - last:+.1f}",
+                    f"{half[best]:.1f} % at {best:,}",
                 )
             )
-    return table(("task", "seed", "end", "worst of steps 5,000 to 10,000", "difference"), rows)
+    return table(("task", "seed", "end", "worst of steps 5,000 to 10,000", "difference to the end", "best"), rows)
 
 
 def _ways(records: list[dict[str, Any]]) -> str:

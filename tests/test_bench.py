@@ -271,6 +271,7 @@ def test_results_become_tables_and_a_figure(
     document = importlib.import_module("document")
     text = (ROOT / "docs/performance.md").read_text()
     (tmp_path / "performance.md").write_text(text)
+    (tmp_path / "from_nothing.jsonl").write_bytes((ROOT / "docs/from_nothing.jsonl").read_bytes())
     monkeypatch.setattr(document, "DOCS", tmp_path)
     monkeypatch.setattr(script, "RESULTS", tmp_path / "performance.jsonl")
     monkeypatch.setattr(script, "TRIALS", {"ibc": SMALL})
@@ -281,8 +282,9 @@ def test_results_become_tables_and_a_figure(
     document.main()
     written = (tmp_path / "performance.md").read_text()
     assert capsys.readouterr().out.startswith("1 thread: chain ")
-    assert written.split(document.BEGIN)[0] == text.split(document.BEGIN)[0]
-    assert written.split(document.END)[1] == text.split(document.END)[1]
+    begin, end = "<!-- make bench: begin -->", "<!-- make bench: end -->"
+    assert written.split(begin)[0] == text.split(begin)[0]
+    assert written.split(end)[1] == text.split(end)[1]
     for words in (
         "chain of `ibc` alone",
         "`steady`",
@@ -299,7 +301,13 @@ def test_results_become_tables_and_a_figure(
 
 def test_the_document_shows_the_committed_results(script: ModuleType) -> None:
     document = importlib.import_module("document")
-    results, text = ROOT / "docs/performance.jsonl", (ROOT / "docs/performance.md").read_text()
-    assert text.count(document.BEGIN) == text.count(document.END) == 1
-    if results.exists():
-        assert document.documented(text, document.read(results)) == text
+    rows, runs = (document.read(ROOT / f"docs/{name}.jsonl") for name in ("performance", "from_nothing"))
+    text = (ROOT / "docs/performance.md").read_text()
+    assert document.documented(text, rows, runs) == text
+
+
+def test_from_nothing_measures_a_run_of_the_command_line(script: ModuleType) -> None:
+    """One step, so that the policy knows nothing, but all is there: the commands work as they are written."""
+    found = importlib.import_module("from_nothing").measure(seed=0, steps=1)
+    assert found["success"] < 0.5 and found["seconds"] > 1
+    assert 0 < found["action_ms_p50"] <= found["action_ms_p99"]

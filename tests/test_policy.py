@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import cebm.policy
 from cebm.energy import EnergyModel, ModuleEnergy, Penalty
 from cebm.explicit import MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
+from cebm.networks import MLPEnergy
 from cebm.policy import (
     FORMAT,
     VERSION,
@@ -374,7 +376,8 @@ def test_a_budget_is_kept_on_a_clock(budget: float, batch: int, monkeypatch: pyt
         began = clock.now
         proposal = policy.propose(np.zeros((batch, 1)), budget_ms=budget)
         assert proposal.candidates.shape[1] == count
-        assert 0.7 * budget < (clock.now - began) * 1e3 <= budget
+        took = (clock.now - began) * 1e3
+        assert 0.8 * budget - 1.5 * 2 * 0.01 * batch <= took <= 0.8 * budget + 1e-6  # whole candidates
 
 
 def test_budgets_beyond_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,6 +406,34 @@ def test_a_budget_on_the_real_clock(generator: torch.Generator) -> None:
     proposal = policy.propose(obs, budget_ms=1000.0)
     assert proposal.candidates.shape[1] == counts[-1]
     assert policy.act(obs, budget_ms=1000.0).shape == (2,)
+
+
+def test_a_budget_is_kept_within_a_fifth_on_the_real_clock(generator: torch.Generator) -> None:
+    """By a policy like the default one. A call that another process interrupts is no call of ours: medians, and of five
+    attempts one must keep it."""
+    mixture, tilt = MixtureDensityEnergy(4, 2, generator=generator), MLPEnergy(4, 2, generator=generator)
+    policy = ImplicitPolicy(
+        TiltedEnergy(mixture, tilt),
+        Box.from_bounds([-1.0] * 4, [1.0] * 4),
+        Box.from_bounds([-1.0] * 2, [1.0] * 2),
+        sampler=Langevin("ibc", 3),
+        choice="draw",
+    )
+    obs = np.zeros(4, np.float32)
+
+    def took(budget: float) -> float:
+        fresh = replace(policy)
+        fresh.candidates_within(budget)
+        times = []
+        for _ in range(21):
+            began = perf_counter()
+            fresh.act(obs, budget_ms=budget)
+            times.append((perf_counter() - began) * 1e3)
+        return float(np.median(times))
+
+    budget = 8 * took(1e-3)  # of one candidate, whatever the machine
+    attempts = [took(budget) / budget for _ in range(5)]
+    assert min(attempts, key=lambda ratio: abs(ratio - 0.8)) == pytest.approx(0.8, abs=0.4), attempts
 
 
 # -------------------------------------------------------------------------------------------- warm starts

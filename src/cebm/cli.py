@@ -46,7 +46,7 @@ class Certify:
 class Bench:
     """How fast? Rates stand beside that of plain torch.mm, measured in turns with it."""
 
-    what: tyro.conf.Positional[Literal["chain", "train", "growth", "act", "env", "all"]]
+    what: tyro.conf.Positional[Literal["chain", "train", "growth", "act", "env", "all"]] = "all"
     """The paper's Langevin chain, whole training steps, how their time grows, single actions, the particle task."""
     json: bool = False
     """Print one JSON object per line, one line per row."""

@@ -86,7 +86,7 @@ class ResumeArguments:
     resume: Path
     """The run directory."""
     steps: int | None = None
-    """Train up to this many steps instead of the run's own number."""
+    """Train up to this many steps instead of the run's own number; a cosine learning rate then rises again."""
     threads: int | None = None
     """Threads for torch; as many as before, or the numbers differ in the last digits."""
     tensorboard: bool = False

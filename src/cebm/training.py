@@ -147,7 +147,8 @@ def train(job: Job, directory: str | Path, listen: Listener = lambda row: None) 
 
 
 def resume(directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None) -> Outcome:
-    """Continues a run from its last good checkpoint, bit for bit; `steps` extends it."""
+    """Continues a run from its last good checkpoint, bit for bit; `steps` extends it. A learning rate that follows a
+    cosine then follows that of the new length, and rises again from the 0 that a finished run ended with."""
     where = Path(directory)
     job = load_job(where)
     if steps is not None and steps != job.steps:
