@@ -109,7 +109,7 @@ class MixtureDensityEnergy(ExplicitEnergy):
             raise ValueError(f"floor must be at least 0 and finite, got {floor}")
         self.components, self.floor = components, floor
         self.obs_dim, self.act_dim = obs_dim, act_dim
-        self.context_dim = components * (1 + 2 * act_dim)
+        self.context_dim = components * (2 + 3 * act_dim)
         quarter = max(1, width // 4) if width > 0 else width
         self.weighing = Trunk(obs_dim, components, width, hidden_layers + 1, init, generator)
         self.placing = Trunk(obs_dim, 2 * components * act_dim, quarter, hidden_layers, init, generator)
@@ -124,7 +124,12 @@ class MixtureDensityEnergy(ExplicitEnergy):
         log_stds = 4.5 * torch.tanh(log_stds / 4.5) - 2.5
         if self.floor:
             log_stds = 0.5 * (2 * log_stds).exp().add(self.floor**2).log()
-        return torch.cat([self.weighing(obs).log_softmax(1), means + self.linear(obs), log_stds], 1)
+        log_weights = self.weighing(obs).log_softmax(1)
+        # A chain asks for log w_k − Σ log σ_k − (d/2) log 2π and 1/σ_k² at every step: once is enough.
+        sums = log_stds.view(-1, self.components, self.act_dim).sum(-1)
+        heights = log_weights - sums - 0.5 * self.act_dim * log(2 * pi)
+        precisions = (-2 * log_stds).exp()
+        return torch.cat([log_weights, means + self.linear(obs), log_stds, heights, precisions], 1)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
         return -self._parts(context, actions)[0].logsumexp(-1)
@@ -170,16 +175,22 @@ class MixtureDensityEnergy(ExplicitEnergy):
     ) -> tuple[Float[Tensor, "batch samples k"], Float[Tensor, "batch samples k act"]]:
         """log w_k N(y; μ_k, σ_k²), and (y − μ_k)/σ_k²."""
         self.check(context, actions)
-        log_weights, means, log_stds = self._mixture(context)
-        away = actions.unsqueeze(2) - means.unsqueeze(1)
-        pull = away * (-2 * log_stds).exp().unsqueeze(1)
-        normaliser = log_stds.sum(-1) + 0.5 * self.act_dim * log(2 * pi)
-        return -0.5 * (away * pull).sum(-1) + (log_weights - normaliser).unsqueeze(1), pull
+        _, means, _, heights, precisions = self._split(context)
+        shape = (-1, 1, self.components, self.act_dim)
+        away = actions.unsqueeze(2) - means.view(shape)
+        pull = away * precisions.view(shape)
+        return heights.unsqueeze(1) - 0.5 * (away * pull).sum(-1), pull
 
     def _mixture(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        k, act = self.components, self.act_dim
-        log_weights, means, log_stds = context.split([k, k * act, k * act], 1)
-        return log_weights, means.view(-1, k, act), log_stds.view(-1, k, act)
+        """log w_k, μ_k and log σ_k."""
+        log_weights, means, log_stds, _, _ = self._split(context)
+        shape = (-1, self.components, self.act_dim)
+        return log_weights, means.view(shape), log_stds.view(shape)
+
+    def _split(self, context: Context) -> tuple[Tensor, ...]:
+        """As `encode` put it together."""
+        k, each = self.components, self.components * self.act_dim
+        return context.split([k, each, each, k, each], 1)
 
 
 class TiltedEnergy(EnergyModel):

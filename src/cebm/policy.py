@@ -311,7 +311,7 @@ class ImplicitPolicy(Policy):
             actions = self._clip(run(sampler, self.energy, context, start, generator).actions)
             energies = self._energies(context, actions)
             energy, index = energies.min(1)
-            if bool((energy == torch.inf).any()):
+            if float(energy.max()) == torch.inf:
                 row = int((energy == torch.inf).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
             if self.choice == "draw":  # the drawn one comes first, unless it ran away
@@ -358,7 +358,8 @@ class ImplicitPolicy(Policy):
     def _energies(self, context: Tensor, actions: Actions) -> Energies:
         """A candidate without an energy comes last; the minimum would take it for the best."""
         energies = self.energy.energies(context, actions)
-        return energies.where(actions.isfinite().all(-1) & ~energies.isnan(), torch.inf)
+        gone = 0 * actions.sum(-1)  # 0, and not a number where an action is none or infinite
+        return (energies + gone).nan_to_num(torch.inf, torch.inf, -torch.inf)
 
     def candidates_within(self, budget_ms: float, batch: int = 1, steps: int | None = None) -> int:
         """How many candidates fit into the time. Sizes are timed here and now when first needed, five calls each, and

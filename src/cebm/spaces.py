@@ -35,7 +35,7 @@ def step_limit(fraction: float, convention: StepConvention = "range") -> float:
 
 def check_finite(values: Tensor, name: str) -> None:
     """ValueError that names the dimensions (last axis) of `values` that hold NaN or infinity."""
-    if isfinite(float(values.sum())):  # the quick way to know that all are; finite values whose sum is not go on
+    if isfinite(values.sum().item()):  # the quick way to know that all are; finite values whose sum is not go on
         return
     finite = torch.isfinite(values)
     if not bool(finite.all()):
