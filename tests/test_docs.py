@@ -117,3 +117,20 @@ def test_the_stability_study_shows_what_was_measured(monkeypatch: pytest.MonkeyP
     # And they follow the records: other numbers make another table.
     found["steady-2d-2000"][0]["last"]["as-trained"]["success"] = 0.123
     assert "12.3" in document.documented(text, found)
+
+
+def test_modules_import_only_from_those_above_them() -> None:
+    """In the order of CONTRIBUTING.md's layout, which has them all but those that everything or nothing imports."""
+    layout = next(block for block in _blocks((ROOT / "CONTRIBUTING.md").read_text(), "") if "spaces.py" in block)
+    order = [re.split(r"[./]", line.split()[0])[0] for line in layout.splitlines()]
+    sources = ROOT / "src" / "cebm"
+    listed = {path.relative_to(sources).parts[0].removesuffix(".py") for path in sources.rglob("*.py")}
+    assert listed - {*order} == {"__init__", "__main__", "commands", "progress"}
+    for path in sources.rglob("*.py"):
+        module, text = path.relative_to(sources).parts[0].removesuffix(".py"), path.read_text()
+        imported = {*re.findall(r"^from cebm\.(\w+)", text, re.M)}
+        for names in re.findall(r"^from cebm import (.+)$", text, re.M):
+            imported |= {*re.findall(r"\w+", names)}
+        if module in order:
+            below = order[order.index(module) + 1 :]
+            assert not imported & {*below}, f"{path} imports {imported & {*below}}"
