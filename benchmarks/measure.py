@@ -1,4 +1,4 @@
-"""Measures everything that docs/performance.md shows, about eight minutes on a quiet machine: all of `cebm bench`, and
+"""Measures everything that docs/performance.md shows, about ten minutes: all of `cebm bench`, and
 the training step beside the baselines of eager.py, in turns. Writes docs/performance.jsonl, one row per line.
 
 torch.compile needs a C++ compiler.
