@@ -16,11 +16,13 @@ TINY = replace(SMOKE, steps=4, demonstrations=2, evaluate_every=2, evaluation_ep
 
 
 def results(ibc: list[float], correct: list[float]) -> Results:
-    """The last policy's success, per seed; along training all was different."""
+    """The last policy's success, per seed; along training all was different. Better policies had nearer negatives."""
 
     def run(success: float) -> Result:
         curve = [{"step": 1, "success": 1 - success}, {"step": 2, "success": success}]
-        return {"curve": curve, "last": {"success": success}, "best": {"success": 1 - success}}
+        training = [{"step": step, "negative_distance": 1 - success} for step in (1, 2)]
+        last = {"last": {"success": success}, "best": {"success": 1 - success}}
+        return {"steps": 2, "curve": curve, "training": training} | last
 
     made = {"ibc": ibc, "correct": correct}
     tasks = Formulation().tasks(PAPER, range(len(ibc)))
@@ -31,7 +33,9 @@ def test_the_verdict_follows_the_difference_and_flips_with_it() -> None:
     good, bad = [0.6, 0.7, 0.65, 0.6, 0.7], [0.3, 0.35, 0.2, 0.3, 0.3]
     judge = Formulation().judge
     assert judge(results(good, bad)).verdict == "holds"
+    assert "keeps them further away" in judge(results(good, bad)).comment
     assert judge(results(bad, good)).verdict == "does not hold"
+    assert "does not keep them away" in judge(results(bad, good)).comment
     assert judge(results(good, good)).verdict == "inconclusive"
     assert judge(results([0.9, 0.1, 0.9, 0.1, 0.5], [0.3] * 5)).verdict == "inconclusive"
     assert judge(results([0.9], [0.1])).verdict == "inconclusive"  # one seed decides nothing

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cebm.experiments import ledger
-from cebm.experiments.ledger import PAPER, Interval, Result, Results, Training
-from cebm.experiments.marginal import PAPERS, Marginal, on_par, second_half, steps_per_epoch
+from cebm.experiments.ledger import PAPER, Interval, Result, Results, Training, second_half
+from cebm.experiments.marginal import PAPERS, Marginal, on_par, steps_per_epoch
 from cebm.trials import find_trial
 from test_experiments_running import TINY, short
 

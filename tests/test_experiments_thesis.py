@@ -52,8 +52,10 @@ def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.verdict == "holds"
     assert finding.numbers["correlations"]["bound-success"] == pytest.approx([1, 1, 1])
     assert finding.numbers["correlations"]["entropy-success"] == pytest.approx([-1, -1, -1])
+    assert finding.numbers["correlations"]["bound-error"] == pytest.approx([-1, -1, -1])
     assert judge(results(lambda b: -b, lambda b: b)).verdict == "does not hold"  # reversed
-    assert judge(results(lambda b: b, lambda b: b)).verdict == "does not hold"
+    assert judge(results(lambda b: b, lambda b: b)).verdict == "holds"  # the gap does not decide
+    assert judge(results(lambda b: -b, lambda b: -b)).verdict == "does not hold"
     assert judge(results(lambda b: abs(b - 5.6), lambda b: -b)).verdict == "inconclusive"
     assert judge(results(lambda b: 0.0, lambda b: 0.0)).verdict == "inconclusive"  # nothing varies
     assert judge(results(lambda b: b, lambda b: -b, recipes=4)).verdict == "inconclusive"
@@ -99,6 +101,8 @@ def test_nothing_is_trained_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         "mse",
         "mdn",
     } & {job.name for job in jobs}
+    # `ibc` is trained for 2,000 steps by one claim and for 3,000 by another: the longer run is the same, continued.
+    assert {job.steps for job in jobs if job.name == "ibc"} == {3000} and 2000 in {job.steps for job in jobs}
     by_label: dict[str, set[int]] = {}
     for task in tasks:
         assert task.seed not in by_label.setdefault(task.label, set())
@@ -115,4 +119,4 @@ def test_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert finding.verdict == "inconclusive" and "2 runs of 2 recipes" in finding.measured
     figure = Figure()
     claim.draw(replace(finding, numbers=json.loads(json.dumps(finding.numbers))), figure)
-    assert len(figure.axes) == 6
+    assert len(figure.axes) == 9

@@ -31,7 +31,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     plain, through = (task for task in tasks if isinstance(task, Training))
     assert plain.key == training("ibc", TOY, 0).key and through.job.trial.through_chain
     (tmp_path / "runs").mkdir()
-    stand_in = {"last": {"success": 0.5}, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}]}
+    stand_in = {"steps": 3, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}]}
     record = {"result": stand_in, "commit": None}
     (tmp_path / "runs" / f"{plain.key}.json").write_text(json.dumps(record))
     for task in tasks:
@@ -118,11 +118,10 @@ def results_of(through: list[float], constant: list[float]) -> Results:
         "seconds_per_step": {"through": 0.6, "constant": 0.2},
         "extra_gradient": {"later": {"observation": 0.0, "rest": 0.1}},
     }
-    curve = [{"step": 1, "success": 0.5}]
     return Results(
         {
-            LABEL: [{"last": {"success": s}, "curve": curve} for s in through],
-            "ibc": [{"last": {"success": s}, "curve": curve} for s in constant],
+            LABEL: [{"steps": 1, "curve": [{"step": 1, "success": s}]} for s in through],
+            "ibc": [{"steps": 1, "curve": [{"step": 1, "success": s}]} for s in constant],
             "computation": [computed for _ in through],
         }
     )

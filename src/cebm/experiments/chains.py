@@ -29,9 +29,10 @@ class Chains(Claim):
         "same number of steps, and act with the same search."
     )
     metric = (
-        "Success of the last policy on held-out episodes, per seed; differences are paired by seed. `short-chains` "
+        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as "
+        "that of a single moment scatters; 0 for a run that diverges. Differences are paired by seed. `short-chains` "
         "against `long-chain` decides: they differ in the chains alone. `correct` and `ibc`, which change the step as "
-        "well, are reported, and so is the best checkpoint."
+        "well, are reported, and so is the last policy on held-out episodes."
     )
     rule = (
         "Holds where the 95 % interval of success(short-chains) − success(long-chain) lies above 0, does not hold "
@@ -44,8 +45,10 @@ class Chains(Claim):
         return tasks + [training(trial, scale, seed) for seed in seeds for trial in TRIALS if trial != "short-chains"]
 
     def judge(self, results: Results) -> Finding:
-        success = {trial: results.values(trial, "last", "success") for trial in TRIALS}
-        best = {trial: results.values(trial, "best", "success") for trial in TRIALS}
+        success = {trial: results.plateau(trial) for trial in TRIALS}
+        last = {trial: results.values(trial, "last", "success") for trial in TRIALS}
+        away = {trial: results.distances(trial) for trial in TRIALS}
+        nearer = Interval.of_difference(away["long-chain"], away["short-chains"])
         over = {trial: Interval.of_difference(success[trial], success["long-chain"]) for trial in TRIALS[1:]}
         verdict = decide(over["short-chains"])
         return Finding(
@@ -55,14 +58,17 @@ class Chains(Claim):
                 f"{Interval.of(success[trial]).percent()} with `{trial}`, {difference.points()}"
                 for trial, difference in over.items()
             )
-            + ".",
+            + f". Of the last policies {Interval.of_difference(last['short-chains'], last['long-chain']).points()}.",
             {
                 "success": success,
-                "best": best,
+                "last": last,
+                "negative_distance": away,
                 "difference": {trial: difference.to_json() for trial, difference in over.items()},
                 "curves": results.curves(TRIALS),
             },
-            _COMMENTS[verdict],
+            f"In the second half of training the negatives of the long chain are "
+            f"{Interval.of(away['long-chain']).number()} away from the demonstrated action, those of the short ones "
+            f"{Interval.of(away['short-chains']).number()}. " + _COMMENTS[verdict] + _NEARER[decide(nearer)],
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -73,15 +79,18 @@ class Chains(Claim):
 
 _COMMENTS: dict[Verdict, str] = {
     "holds": (
-        "The states of one chain are neighbours: eight of them, five steps apart, cover one valley and say little more "
-        "than one would. Independent chains start all over the box and find every valley that is wrong."
+        "The states of one chain are neighbours: eight of them, five steps apart, say little more than one would. "
+        "Independent chains start all over the box and find more of what is wrong."
     ),
-    "does not hold": (
-        "What seems to matter is where negatives end, not whether they are independent: the long chain has the time to "
-        "reach the valleys, while ten steps of the same size stay near where they began, anywhere in the box."
-    ),
+    "does not hold": "That the states of one chain are neighbours does no harm here.",
     "inconclusive": (
-        "Two things work against each other: the states of one chain are neighbours and cover one valley, but the "
-        "chain has the time to get there, while ten steps of the same size stay near where they began."
+        "The states of one chain are neighbours and say less than independent ones; what this does to the policy, "
+        "these seeds do not tell."
     ),
+}
+# By which of the two comes nearer.
+_NEARER: dict[Verdict, str] = {
+    "holds": " The short chains also come nearer to the demonstrated action.",
+    "does not hold": " The long chain comes nearer to the demonstrated action: it has the time to get there.",
+    "inconclusive": "",
 }

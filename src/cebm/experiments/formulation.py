@@ -31,6 +31,7 @@ class Formulation(Claim):
 
     def judge(self, results: Results) -> Finding:
         ibc, correct = (results.values(trial, "last", "success") for trial in ("ibc", "correct"))
+        near, far = (results.distances(trial) for trial in ("ibc", "correct"))
         difference = Interval.of_difference(ibc, correct)
         return Finding(
             decide(difference),
@@ -40,11 +41,19 @@ class Formulation(Claim):
                 "success": {"ibc": ibc, "correct": correct},
                 "difference": difference.to_json(),
                 "curves": results.curves(("ibc", "correct")),
+                "negative_distance": {"ibc": near, "correct": far},
             },
-            "The correct step has √(2τ) of noise, which at these step sizes moves a negative across a good part of the "
-            "box; IBC's noise is λσ, so its chains are close to gradient descent and end in the valleys. Negatives "
-            "that are spread out are easy to tell from the demonstrated action, and teach less about its surroundings; "
-            "negatives in the valleys teach most there, and may dig.",
+            f"In the second half of training the negatives are {Interval.of(near).number()} away from the demonstrated "
+            f"action with IBC's step and {Interval.of(far).number()} with the correct one, in a box of width 2. "
+            + {
+                "holds": "The noise of the correct step, √(2τ), keeps them further away, where they are easier to tell "
+                "from the demonstrated action and teach less about its surroundings; IBC's noise is λσ, so that its "
+                "chains are close to gradient descent and end in the valleys.",
+                "does not hold": "So the noise of the correct step, √(2τ), does not keep them away: its τ falls to "
+                "0.001, and the last steps descend. What else tells the two policies apart was not measured.",
+                "inconclusive": "The noise of the correct step, √(2τ), hardly keeps them further away: its τ falls to "
+                "0.001, and the last steps descend. What else tells the two policies apart was not measured.",
+            }[decide(Interval.of_difference(far, near))],
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

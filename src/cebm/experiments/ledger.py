@@ -202,6 +202,28 @@ class Results:
             for label in labels
         }
 
+    def plateau(self, label: str) -> list[float]:
+        """One success per seed: `second_half` of its run."""
+        return [second_half(run) for run in self.by_label[label]]
+
+    def distances(self, label: str) -> list[float]:
+        """One per seed: how far the negatives were from the demonstrated actions, the mean over the second half of
+        training, or over all of a run that did not get there."""
+        found = []
+        for run in self.by_label[label]:
+            late = [row for row in run["training"] if row["step"] > run["steps"] / 2] or run["training"]
+            found.append(float(np.mean([row["negative_distance"] for row in late])))
+        return found
+
+
+def second_half(run: Result) -> float:
+    """Mean success over the evaluations of the second half of training, as that of a single moment scatters; 0 for a
+    run that diverged."""
+    if "diverged" in run:
+        return 0.0
+    successes = [row["success"] for row in run["curve"] if 2 * row["step"] >= run["steps"]]
+    return sum(successes) / len(successes)
+
 
 # ---------------------------------------------------------------------------------------------- trainings
 
@@ -282,8 +304,12 @@ def _tested(policy: ImplicitPolicy | ExplicitPolicy, job: Job, task: ParticleTas
         seed=TEST_SEED,
         latency_calls=0,
         candidates=min(job.evaluation_candidates, job.trial.candidates),
-    ).summary()
-    return {key: found[key] for key in ("success", "min_distance_first", "min_distance_second", "final_distance")}
+    )
+    summary = found.summary()
+    kept = ("success", "min_distance_first", "min_distance_second", "final_distance")
+    nearest = [min(row["min_distance_first"], row["min_distance_second"]) for row in found.rows]
+    reached = float(np.mean([distance <= task.goal_distance for distance in nearest]))
+    return {key: summary[key] for key in kept} | {"reached_a_goal": reached}
 
 
 def _course(job: Job, directory: Path) -> Result:

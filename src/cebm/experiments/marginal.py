@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cebm.envs.particle import ParticleTask
-from cebm.experiments.ledger import SCALES, Claim, Finding, Interval, Result, Results, Scale, Task, Verdict, training
+from cebm.experiments.ledger import SCALES, Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
 from cebm.trials import find_trial
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Marginal(Claim):
         return tasks
 
     def judge(self, results: Results) -> Finding:
-        plateau = {label: [second_half(run) for run in runs] for label, runs in results.by_label.items()}
+        plateau = {label: results.plateau(label) for label in results.by_label}
         ibc = Interval.of(plateau["ibc"])
         differences = {
             trial: Interval.of_difference(plateau[trial], plateau["ibc"]) for trial in PAPERS if trial != "ibc"
@@ -70,16 +70,20 @@ class Marginal(Claim):
         others = ", ".join(
             f"{interval.points()} with `{trial}`" for trial, interval in differences.items() if trial != DESCRIBED
         )
-        by_count = {count: plateau[DESCRIBED if count == 8 else f"{DESCRIBED}-{count}"] for count in COUNTS}
+        few = len(plateau[f"{DESCRIBED}-{COUNTS[-1]}"])  # the seeds that all counts have
+        by_count = {count: plateau[DESCRIBED if count == 8 else f"{DESCRIBED}-{count}"][:few] for count in COUNTS}
+        more = Interval.of_difference(by_count[COUNTS[-1]], by_count[COUNTS[0]])
         counts = ", ".join(f"{count}: {Interval.of(values).percent()}" for count, values in by_count.items())
         return Finding(
             verdict,
             f"Success {ibc.percent()} with `ibc`; the difference to it is {differences[DESCRIBED].points()} with "
-            f"`{DESCRIBED}`, {others}. `{DESCRIBED}` by its number of negatives: {counts}.",
+            f"`{DESCRIBED}`, {others}. `{DESCRIBED}` by its number of negatives, on {few} seeds: {counts}; "
+            f"{more.points()} from {COUNTS[0]} to {COUNTS[-1]}.",
             {
                 "success": plateau,
                 "differences": {trial: interval.to_json() for trial, interval in differences.items()},
                 "by_count": [[count, values] for count, values in by_count.items()],
+                "more negatives": more.to_json(),
                 "steps_per_epoch": steps_per_epoch(results.by_label["ibc"][0]["steps"]),
                 "curves": {
                     label: [
@@ -97,8 +101,13 @@ class Marginal(Claim):
                 "does not hold": "Here these questions lead to policies of different quality.",
                 "inconclusive": "These runs do not tell whether that makes a difference.",
             }[verdict]
-            + " More negatives of the marginal come closer to the demonstrated action, so that their number is where "
-            "precision can come from.",
+            + {
+                "holds": " With more of them some come closer to the demonstrated action, and the policy gets better.",
+                "does not hold": " With more of them some come closer to the demonstrated action, and yet the policy "
+                "gets worse.",
+                "inconclusive": " With more of them some come closer to the demonstrated action; whether the policy "
+                "gains by it, these seeds do not tell.",
+            }[decide(more)],
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -126,14 +135,6 @@ class Marginal(Claim):
 def length(scale: Scale) -> int:
     """Training steps."""
     return 3 * scale.steps // 2
-
-
-def second_half(run: Result) -> float:
-    """Mean success over the evaluations of the second half of training; 0 for a run that diverged."""
-    if "diverged" in run:
-        return 0.0
-    successes = [row["success"] for row in run["curve"] if 2 * row["step"] >= run["steps"]]
-    return sum(successes) / len(successes)
 
 
 def on_par(difference: Interval) -> Verdict:

