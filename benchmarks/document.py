@@ -70,9 +70,20 @@ def section(rows: Rows) -> str:
                 for r in _of(rows, "growth")
             ],
         ),
-        "One call of `policy.act`, with the trial's own number of candidates:",
+        "One call of `policy.act`, with the trial's own number of candidates. Beside it the machine's pace, a "
+        "`torch.add` of 4×2 numbers between the calls:",
         table(
-            ("trial", "threads", "observations", "p50", "p99", "calls", "peak memory"),
+            (
+                "trial",
+                "threads",
+                "observations",
+                "p50",
+                "p99",
+                "calls",
+                "one addition",
+                "call, in additions",
+                "peak memory",
+            ),
             [
                 (
                     f"`{r['trial']}`",
@@ -81,6 +92,8 @@ def section(rows: Rows) -> str:
                     f"{_short(r['ms_p50'])} ms",
                     f"{_short(r['ms_p99'])} ms",
                     r["repeats"],
+                    f"{r['addition_us']:.1f} µs",
+                    f"{r['additions']:.0f} ({r['additions_q25']:.0f}–{r['additions_q75']:.0f})",
                     _memory(r),
                 )
                 for r in _of(rows, "act")

@@ -16,6 +16,7 @@ WAYS = {
     "as-trained": "drawn (default)",
     "minimum": "minimum of 16",
     "proposal-only": "one draw of q",
+    "three-steps": "drawn, three steps",
     "raw": "raw weights, minimum of 64",
     "averaged": "averaged weights, minimum of 64",
     "averaged-softmax": "averaged, softmax over 64",

@@ -163,7 +163,7 @@ def test_all_benchmarks_give_rows_that_know_their_json() -> None:
     for row in rows:
         written = json.loads(row.to_json())
         assert type(row)(**written) == row
-        for name in ("fraction", "step_ms", "exponent", "control_steps_per_second"):
+        for name in ("fraction", "step_ms", "exponent", "additions", "control_steps_per_second"):
             if f"{name}_q25" in written:
                 assert written[f"{name}_q25"] <= written[name] <= written[f"{name}_q75"]
         assert row.repeats == 2 and row.torch == torch.__version__
@@ -180,7 +180,9 @@ def test_all_benchmarks_give_rows_that_know_their_json() -> None:
         assert 0 < row["fraction"] < 1.2 and row["gflop"] > 0 and row["peak_extra_mb"] > 0
     actions = [json.loads(row.to_json()) for row in rows if row.bench == "act"]
     assert [(row["trial"], row["batch"]) for row in actions] == [("ibc", 1), ("ibc", 3), ("steady", 1), ("steady", 3)]
-    assert all(0 < row["ms_p50"] <= row["ms_p99"] for row in actions)
+    for row in actions:
+        assert 0 < row["ms_p50"] <= row["ms_p99"]
+        assert 0.1 < row["addition_us"] < 1000 and row["additions"] > 10  # a call has many operations
 
 
 @pytest.mark.usefixtures("small")
@@ -192,7 +194,7 @@ def test_a_known_power_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times ∝ value^1.5, on a machine that is now fast, now slow."""
     values = np.array([128, 256, 512, 1024])
 
-    def measured(subjects: list, repeats: int) -> tuple[np.ndarray, np.ndarray]:
+    def measured(subjects: list, repeats: int, longer: int = 1) -> tuple[np.ndarray, np.ndarray]:
         speed = np.array([1e9, 3e9, 2e9])
         return values[:, None] ** 1.5 / speed, np.broadcast_to(speed, (4, 3))
 
@@ -232,6 +234,7 @@ def test_slow_work_is_measured_less_often(monkeypatch: pytest.MonkeyPatch) -> No
     assert bench._goes_on([100.0, 100.0], 25) and not bench._goes_on([100.0] * 3, 25)
     assert bench._goes_on([0.1] * 24, 25) and not bench._goes_on([0.1] * 25, 25)
     assert not bench._goes_on([100.0], 1)
+    assert bench._goes_on([7.0] * 3, 25, 4) and not bench._goes_on([7.0] * 4, 25, 4)  # 24 seconds
 
 
 # ---------------------------------------------------------------------------------------------- baselines

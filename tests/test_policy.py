@@ -190,6 +190,40 @@ def test_acting_in_any_autograd_mode(mode: type, generator: torch.Generator) -> 
         assert np.array_equal(bowl().act(obs), expected)
 
 
+class OwnAutograd(MLPEnergy):
+    """Somebody's energy that calls autograd itself, which inference mode would not let it."""
+
+    def energies_and_gradients(self, context: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = actions.detach().requires_grad_()
+            energies = self.energies(context, leaf)
+            return energies.detach(), torch.autograd.grad(energies.sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "residual", "tilted"])
+def test_what_is_found_can_enter_a_graph(kind: Any, generator: torch.Generator) -> None:
+    """The search of our own energies runs in inference mode, whose tensors autograd refuses: none may leave it."""
+    policy = network_policy(Network(kind, width=8), generator)
+    assert isinstance(policy, ImplicitPolicy) and policy._closed_form
+    proposal = policy.propose(torch.zeros(3, policy.obs_box.dim), candidates=5)
+    weight = torch.ones((), requires_grad=True)
+    for tensor in (proposal.action, proposal.score, proposal.candidates, proposal.energies):
+        assert not tensor.is_inference()
+        (weight * tensor).sum().backward()
+
+
+def test_an_energy_that_calls_autograd_acts(generator: torch.Generator) -> None:
+    policy = network_policy(Network(width=8), generator)
+    assert isinstance(policy, ImplicitPolicy)
+    own = OwnAutograd(policy.energy.obs_dim, policy.energy.act_dim, 8)
+    own.load_state_dict(policy.energy.state_dict())
+    obs = np.zeros((2, policy.obs_box.dim))
+    for energy in (own, 1.0 * own):
+        other = replace(policy, energy=energy)
+        assert not other._closed_form
+        np.testing.assert_allclose(other.act(obs), policy.act(obs), atol=1e-5)
+
+
 def test_actions_stay_within_their_limits(generator: torch.Generator) -> None:
     """Without limits: the demonstrations' range with its margin of 5 %. With them: those."""
     obs = 3 * random_obs(20, generator)  # minima far outside

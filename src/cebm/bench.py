@@ -38,8 +38,10 @@ _OBS_DIM, _ACT_DIM = 8, 2
 _CHAIN_FLOP = _STEPS * 2 * (2 * _BATCH * _SAMPLES * _WIDTH * _WIDTH)
 _MM_FLOP = 2 * 512 * 256 * 256
 
-# A row takes about this many seconds, but never fewer repeats than this.
+# A row takes about this many seconds, but never fewer repeats than this. Shared machines are now fast, now slow, for
+# seconds on end: the step as it is gets four times as long, to see both.
 _SECONDS, _FEWEST = 6.0, 3
+AS_IT_IS_LONGER = 4
 
 # Settings of `train` beside the paper's. With 512 samples, 64 examples are as many rows as fit no cache; 512 would take
 # a quarter of a minute per step.
@@ -169,7 +171,8 @@ class GrowthBench(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class ActBench(Row):
-    """Time of one `policy.act` call. Weights are untrained, which does not change it."""
+    """Time of one `policy.act` call. Weights are untrained, which does not change it. The yardstick here is a small
+    operation, as a quick action is made of a few hundred of them."""
 
     bench: str = "act"
     trial: str
@@ -177,12 +180,19 @@ class ActBench(Row):
     """Observations per call."""
     ms_p50: float
     ms_p99: float
+    addition_us: float
+    """torch.add of 4×2 numbers, timed between the calls."""
+    additions: float
+    """A call's time over that of an addition just after it."""
+    additions_q25: float
+    additions_q75: float
     peak_extra_mb: float
 
     def sentence(self) -> str:
         return (
-            f"{self.trial}, batch {self.batch}: p50 {self.ms_p50:.1f} ms, p99 {self.ms_p99:.1f} ms "
-            f"of {self.repeats} calls, {self.peak_extra_mb:.1f} MB"
+            f"{self.trial}, batch {self.batch}: p50 {self.ms_p50:.2f} ms, p99 {self.ms_p99:.2f} ms of {self.repeats} "
+            f"calls, as long as {self.additions:.0f} small additions (quartiles {self.additions_q25:.0f} to "
+            f"{self.additions_q75:.0f}) of {self.addition_us:.1f} µs, {self.peak_extra_mb:.1f} MB"
         )
 
 
@@ -265,7 +275,7 @@ def _bench_train(threads: int, repeats: int) -> Iterator[TrainBench]:
     for name, setting, trial in _settings():
         around = machine(threads)
         trainer = make_trainer(trial)
-        seconds, mm = interleaved([trainer.step], repeats)
+        seconds, mm = interleaved([trainer.step], repeats, AS_IT_IS_LONGER if setting == described({}) else 1)
         flop, peak = work_and_memory(trainer.step)
         low, middle, high = quartiles(seconds)
         q25, fraction, q75 = quartiles(flop / seconds / mm)
@@ -355,19 +365,28 @@ def _bench_act(threads: int, repeats: int) -> Iterator[ActBench]:
         trainer = make_trainer(trial)
         policy = trainer.policy()
         policy.act(trainer.training[np.arange(1)][0])  # warms up
+        numbers = torch.ones(4, 2)
+        add = partial(torch.add, numbers, numbers)
         for batch in _ACT_BATCHES:
             around = machine(threads)
             act = partial(policy.act, trainer.training[np.arange(batch)][0])
             times: list[float] = []
+            additions: list[float] = []
             # A 99th percentile needs more calls than a median.
-            while _goes_on(times, 12 * repeats):
+            while _goes_on(times, 100 * repeats):
                 times.append(_time(act))
+                additions.append(_time(add, 100) / 100)
             p50, p99 = np.percentile(times, [50, 99]).tolist()
+            q25, ratio, q75 = quartiles(np.array(times) / np.array(additions))
             yield ActBench(
                 trial=name,
                 batch=batch,
                 ms_p50=1e3 * p50,
                 ms_p99=1e3 * p99,
+                addition_us=1e6 * float(np.median(additions)),
+                additions=ratio,
+                additions_q25=q25,
+                additions_q75=q75,
                 peak_extra_mb=work_and_memory(act)[1] / 1e6,
                 repeats=len(times),
                 **around,
@@ -419,11 +438,13 @@ _BENCHES: dict[str, Callable[[int, int], Iterator[Row]]] = {
 # ---------------------------------------------------------------------------------------------- measuring
 
 
-def interleaved(subjects: Sequence[Callable[[], object]], repeats: int) -> tuple[np.ndarray, np.ndarray]:
+def interleaved(
+    subjects: Sequence[Callable[[], object]], repeats: int, longer: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of each subject and the rate of products around it (FLOP/s), both [subjects, repeats]. In time:
     products, subject, products, next subject, …, each slice of products half as long as the quickest subject (a
     quarter of a second at most); a subject is paired with the slices on both sides of it. One call of each comes
-    first and does not count."""
+    first and does not count. `longer`: so many times the usual repeats."""
     generator = torch.Generator()
     left, right = torch.rand(512, 256, generator=generator), torch.rand(256, 256, generator=generator)
     out = torch.empty(512, 256)
@@ -437,7 +458,7 @@ def interleaved(subjects: Sequence[Callable[[], object]], repeats: int) -> tuple
     calls = max(1, round(min(quickest / 2, 0.25) / one))
     slices, times = [_time(product, calls)], []
     rounds: list[float] = []
-    while _goes_on(rounds, repeats):
+    while _goes_on(rounds, longer * repeats, longer):
         begin = time.perf_counter()
         for subject in subjects:
             times.append(_time(subject))
@@ -448,9 +469,9 @@ def interleaved(subjects: Sequence[Callable[[], object]], repeats: int) -> tuple
     return np.array(times).reshape(shape).T, (2 * calls * _MM_FLOP / around).reshape(shape).T
 
 
-def _goes_on(times: list[float], repeats: int) -> bool:
+def _goes_on(times: list[float], repeats: int, longer: int = 1) -> bool:
     """Whether to measure once more, after measurements of these lengths."""
-    return len(times) < repeats and (len(times) < _FEWEST or sum(times) < _SECONDS)
+    return len(times) < repeats and (len(times) < _FEWEST or sum(times) < longer * _SECONDS)
 
 
 def _time(work: Callable[[], object], calls: int = 1) -> float:

@@ -110,14 +110,17 @@ class FeedForwardEnergy(EnergyModel):
     ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
         """E and ∇E of the same, with respect to `inputs`."""
         batch, samples, _ = inputs.shape
-        if torch.is_grad_enabled() or inputs.device.type != "cpu":
+        whole = torch.is_grad_enabled() or inputs.device.type != "cpu"
+        if not whole:
+            block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+            whole = batch * samples <= block_rows // 8  # a few rows take less time than the buffers' bookkeeping
+        if whole:
             pre = context.unsqueeze(1) + F.linear(inputs, matrix)
             energies, gradient = self.trunk_and_gradient(pre.flatten(0, 1), [])
             return energies.view(batch, samples), (gradient @ matrix).view_as(inputs)
         flat = inputs.reshape(batch * samples, -1)
         energies, gradients = flat.new_empty(len(flat)), torch.empty_like(flat)
         transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
-        block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
         buffers = _workspace(1 + self.scratch_buffers, block_rows, self.width, flat.dtype)
         for rows, observations in _blocks(batch, samples, block_rows):
             pre, *scratch = [buffer[: rows.stop - rows.start] for buffer in buffers]
@@ -188,8 +191,11 @@ class MLPEnergy(FeedForwardEnergy):
         for matrix, layer, out in zip(matrices, _linears(self.hidden), outs, strict=True):
             activations.append(relu(torch.addmm(layer.bias, activations[-1], matrix.t(), out=out)))
         output = self.last.matrix()[0]
-        energies = activations[-1] @ output + self.last.bias
         top = activations.pop()
+        # The same as top @ output; but that product may read a row in another core than the one that has it in its
+        # cache and writes to it next, which costs more than the product itself.
+        products = torch.mul(top, output, out=spare).sum(-1) if scratch else top @ output
+        energies = products + self.last.bias
         gradient = _gate(output.expand_as(top), top, in_place=bool(scratch))
         while activations:
             below = torch.mm(gradient, matrices.pop(), out=spare)

@@ -273,9 +273,9 @@ TRIALS: dict[str, Trial] = {
         schedule="cosine",
         ema=0.995,
         negative_count=4,
-        # y − s²∇E is the mean of the clean actions that a smoothed one may come from (Tweedie): gradient descent with
-        # the one step size that fits, whatever the task.
-        acting=Langevin("ibc", 3, Constant(2 * _SMOOTHING**2), noise=0.0),
+        # y − s²∇E is the mean of the clean actions that a smoothed one may come from (Tweedie): one step, of the one
+        # size that fits, whatever the task.
+        acting=Langevin("ibc", 1, Constant(2 * _SMOOTHING**2), noise=0.0),
         candidates=16,
         choice="draw",
         keep=4,
