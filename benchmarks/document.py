@@ -200,7 +200,7 @@ def _draw_growth(axes: Axes, rows: Rows) -> None:
         label = f"{row['axis']}: {row['exponent']:.2f}"
         axes.loglog(sizes, relative, "o-", markersize=3, color=AXES[row["axis"]], label=label)
     _ticks(axes, (1, 2, 4, 8, 16), "x")
-    _ticks(axes, (1, 2, 4, 8, 16, 32, 64), "y")
+    _ticks(axes, (1, 2, 4, 8, 16, 32, 64, 128, 256), "y")
     axes.set_xlabel("size, relative to the smallest")
     axes.set_ylabel("step time, relative")
     axes.legend(fontsize=8, title="exponent", title_fontsize=8, frameon=False, loc="upper left")
