@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
+from cebm.experiments.ledger import PLATEAU, Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
 from cebm.trials import find_trial
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ class Chains(Claim):
         "same number of steps, and act with the same search."
     )
     metric = (
-        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as "
-        "that of a single moment scatters; 0 for a run that diverges. Differences are paired by seed. `short-chains` "
+        f"{PLATEAU} Differences are paired by seed. `short-chains` "
         "against `long-chain` decides: they differ in the chains alone. `correct` and `ibc`, which change the step as "
         "well, are reported, and so is the last policy on held-out episodes."
     )

@@ -216,6 +216,13 @@ class Results:
         return found
 
 
+PLATEAU = (
+    "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as that "
+    "of a single moment scatters; 0 for a run that diverges."
+)
+"""The metric of claims that are decided by `Results.plateau`."""
+
+
 def second_half(run: Result) -> float:
     """Mean success over the evaluations of the second half of training, as that of a single moment scatters; 0 for a
     run that diverged."""

@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, all_parts, decide, training
+from cebm.experiments.ledger import (
+    PLATEAU,
+    Claim,
+    Finding,
+    Interval,
+    Results,
+    Scale,
+    Task,
+    Verdict,
+    all_parts,
+    decide,
+    training,
+)
 from cebm.experiments.mcmc_loss import no_better
 from cebm.experiments.noise import label, with_noise
 
@@ -32,8 +44,7 @@ class MaxEnt(Claim):
         "demonstrations of the 2-D particle task, for the same number of steps, and act with the same search."
     )
     metric = (
-        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as "
-        "that of a single moment scatters; 0 for a run that diverges. Differences are paired by seed. Usable is at "
+        f"{PLATEAU} Differences are paired by seed. Usable is at "
         "least half the success of `ibc`. The last policy on held-out episodes is reported beside it."
     )
     rule = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, training
+from cebm.experiments.ledger import PLATEAU, Claim, Finding, Interval, Results, Scale, Task, Verdict, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,11 +33,7 @@ class McmcLoss(Claim):
         "on the same demonstrations of the 2-D particle task, for the same number of steps, and act with the same "
         "search."
     )
-    metric = (
-        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as "
-        "that of a single moment scatters; 0 for a run that diverges. The difference is paired by seed. The last "
-        "policy on held-out episodes is reported beside it."
-    )
+    metric = f"{PLATEAU} The difference is paired by seed. The last policy on held-out episodes is reported beside it."
     rule = (
         "With the 95 % interval of success(mcmc-loss) − success(ibc): does not hold where it lies above 0, an "
         "improvement; holds where it does not and its upper end is below 10 points, the least that two policies on 200 "

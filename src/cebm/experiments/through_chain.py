@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cebm.energy import EnergyModel
 from cebm.experiments.ledger import (
+    PLATEAU,
     Claim,
     Computation,
     Finding,
@@ -55,9 +56,7 @@ class ThroughChain(Claim):
         "on one batch, at the initial weights and after 100 steps through the chain."
     )
     metric = (
-        "Success on validation episodes, the mean over the evaluations of the second half of training, per seed, as "
-        "that of a single moment scatters; 0 for a run that diverges. The difference is paired by seed. For the cost, "
-        "the ratio of the median times of a training step."
+        f"{PLATEAU} The difference is paired by seed. For the cost, the ratio of the median times of a training step."
     )
     rule = (
         "Holds where the 95 % interval of success(ibc-through-chain) − success(ibc) lies above 0, does not "
