@@ -60,7 +60,10 @@ def result(
     return {
         "steps": 100,
         "curve": [row | {"step": 49, "success": 0.0, "train_action_error": 9.0, "validation_action_error": 9.0}, row],
-        "training": [{"step": step, "negative_distance": distances[step > 50]} for step in (10, 30, 50, 51, 75, 100)],
+        "training": [
+            {"step": step, "negative_distance": distances[step > 50], "energy_gap": step / 10, "clipped": step / 200}
+            for step in (10, 30, 50, 51, 75, 100)
+        ],
         "last": {"success": success},
         "best": {"success": success},
         "conditional_entropy": entropy,
@@ -148,8 +151,8 @@ def test_claims_share_the_trainings_that_they_can() -> None:
         assert plain in keys[slug]
     assert training("correct", PAPER, 4).key in keys["chains"] & keys["maxent"]
     sizes = {slug: len(found) for slug, found in keys.items()}
-    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 10, "maxent": 20, "joint": 15, "dimensions": 45}
-    assert len(set().union(*keys.values())) == 5 * 9 + 3 * 3 + 45
+    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 13, "maxent": 20, "joint": 15, "dimensions": 45}
+    assert len(set().union(*keys.values())) == 5 * 9 + 3 + 3 * 3 + 45
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
@@ -256,13 +259,15 @@ def test_the_deciding_pair_differs_in_the_chains_alone() -> None:
 
 def test_mcmc_loss_verdicts() -> None:
     def verdict(gain: float, spread: float = 0.01) -> Verdict:
-        return by_success(McmcLoss(), {"ibc": 0.4, "mcmc-loss": 0.4 + gain}, spread)
+        return by_success(McmcLoss(), {"ibc": 0.4, "mcmc-loss": 0.4 + gain, mcmc_loss.PENALISED: 0.9}, spread)
 
     assert verdict(0.3) == "does not hold"
     assert verdict(-0.3) == "holds"  # worse is no improvement either
     assert verdict(0.0) == "holds"
     assert verdict(0.0, spread=0.2) == "inconclusive"  # too wide to exclude an improvement
     assert replace(find_trial("mcmc-loss"), objective="info-nce") == find_trial("ibc")
+    found = judged(McmcLoss(), lambda label, seed: result(0.5)).comment
+    assert "lie 10 (10 to 10) above" in found and "have 50% of their moves clipped" in found  # the last of the log
 
 
 def test_no_better_needs_an_interval_that_excludes_improvement() -> None:

@@ -195,10 +195,13 @@ class Results:
             values.append(float(value))
         return values
 
-    def curves(self, labels: Iterable[str], what: str = "success") -> dict[str, list[list[tuple[float, float]]]]:
-        """What evaluations along training found, by label and seed, as `drawing.curves` takes it."""
+    def curves(
+        self, labels: Iterable[str], what: str = "success", of: Literal["curve", "training"] = "curve"
+    ) -> dict[str, list[list[tuple[float, float]]]]:
+        """What evaluations along training found, or the training's own log, by label and seed, as `drawing.curves`
+        takes it."""
         return {
-            label: [[(float(row["step"]), row[what]) for row in run["curve"]] for run in self.by_label[label]]
+            label: [[(float(row["step"]), row[what]) for row in run[of]] for run in self.by_label[label]]
             for label in labels
         }
 
