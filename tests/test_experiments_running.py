@@ -291,6 +291,17 @@ def test_a_key_is_the_settings_and_not_the_label() -> None:
     assert '"noise": 0.3' in json.dumps(unusual(changed)) and unusual(changed) != unusual(plain.job)
 
 
+def test_costs_are_about_the_times_that_were_measured() -> None:
+    # Seconds of one run on one core, of docs/results/runs, with nothing else on the machine.
+    measured = {"ibc": 616, "mcmc-loss": 617, "correct": 645, "mse": 25}
+    costs = {name: training(name, ledger.PAPER, 0).cost for name in measured}
+    longer = training("ibc", ledger.PAPER, 0, steps=3000).cost
+    seconds = [measured[name] / costs[name] for name in measured] + [979 / longer]
+    assert max(seconds) < 2 * min(seconds)
+    assert training("ibc", ledger.PAPER, 0, followed=False).cost < costs["ibc"]
+    assert training("ibc", ledger.PAPER, 0, followed=False).job.evaluate_every == ledger.PAPER.steps
+
+
 def test_results_follow_the_seeds() -> None:
     tasks = [training("mse", TINY, seed) for seed in (2, 0, 1)]
     results = Results.of(tasks, {task.key: {"deep": [{"value": 10 * task.seed}]} for task in tasks})

@@ -6,7 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, all_parts, training
+from cebm.experiments.ledger import (
+    Claim,
+    Finding,
+    Interval,
+    Results,
+    Scale,
+    Task,
+    Training,
+    Verdict,
+    all_parts,
+    training,
+)
 from cebm.trials import Trial, find_trial
 
 if TYPE_CHECKING:
@@ -23,6 +34,11 @@ WORKS = 0.5
 
 def label(trial: str, dim: int) -> str:
     return f"{trial}-{dim}d"
+
+
+def in_dimensions(trial: str | Trial, dim: int, scale: Scale, seed: int, label: str) -> Training:
+    """A run with the paper's many demonstrations in as many dimensions, of which the end counts."""
+    return training(trial, scale, seed, label, task=ParticleTask(dim=dim), episodes=scale.many, followed=False)
 
 
 def skill(error: float, dim: int) -> float:
@@ -74,7 +90,7 @@ class Dimensions(Claim):
         recipes: dict[str, str | Trial] = {trial: trial for trial in TRIALS}
         recipes["uniform"] = replace(find_trial("uniform"), negative_count=find_trial("gmm-nll").negative_count)
         return [
-            training(recipes[trial], scale, seed, label(trial, dim), task=ParticleTask(dim=dim), episodes=scale.many)
+            in_dimensions(recipes[trial], dim, scale, seed, label(trial, dim))
             for seed in seeds
             for trial in TRIALS
             for dim in DIMENSIONS

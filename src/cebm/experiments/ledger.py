@@ -79,8 +79,22 @@ class Training:
 
     @property
     def cost(self) -> float:
-        """Relative, for the time that is left."""
-        return self.job.steps
+        """For the time that is left: about how many million rows go through the network, there or back."""
+        job, trial = self.job, self.job.trial
+        rows = 3.0 * (1 + trial.negative_count)  # there and back, and the weights' gradient
+        if trial.negatives in ("chains", "replay", "mas"):
+            width = trial.marginal_width if trial.negatives == "mas" else trial.network.width
+            shares = 2 * trial.sampler.steps * (width / trial.network.width) ** 2
+            rows += trial.negative_count * shares * (3 if trial.through_chain else 1)
+        if trial.negatives == "long-chain":
+            rows += 2.0 * (trial.burn_in + trial.thin * trial.negative_count)
+        if trial.network.explicit:
+            return job.steps * trial.batch_size * 3 / 1e6 + job.steps / 500
+        evaluations = job.steps // job.evaluate_every
+        episodes = job.evaluation_episodes * (evaluations + 2 * min(evaluations, 2))  # twice as many test last and best
+        searched = min(job.evaluation_candidates, trial.candidates) * 2 * trial.acting.steps
+        acting = episodes * (job.task.steps if job.task else 0) * searched
+        return (job.steps * trial.batch_size * rows + acting) / 1e6 + job.steps / 500
 
     @property
     def key(self) -> str:
@@ -106,7 +120,7 @@ class Computation:
     seed: int
     scale: Scale
     label: str = "computation"
-    cost: float = 100.0
+    cost: float = 5.0
 
     @property
     def key(self) -> str:
@@ -247,19 +261,22 @@ def training(
     task: ParticleTask | None = None,
     episodes: int | None = None,
     steps: int | None = None,
+    followed: bool = True,
 ) -> Training:
-    """The run of a trial on the particle task, as all comparisons have it unless they say otherwise."""
+    """The run of a trial on the particle task, as all comparisons have it unless they say otherwise. One that is not
+    followed is evaluated at its end alone."""
     name = trial if isinstance(trial, str) else label
     assert name is not None, "a trial without a name needs a label"
+    steps = steps or scale.steps
     job = Job(
         name,
         scale.trial(find_trial(trial) if isinstance(trial, str) else trial),
         task or ParticleTask(),
         episodes=episodes or scale.demonstrations,
-        steps=steps or scale.steps,
+        steps=steps,
         seed=seed,
-        log_every=max(1, (steps or scale.steps) // 60),
-        evaluate_every=scale.evaluate_every,
+        log_every=max(1, steps // 60),
+        evaluate_every=scale.evaluate_every if followed else steps,
         evaluation_episodes=scale.evaluation_episodes,
     )
     return Training(label or name, job)

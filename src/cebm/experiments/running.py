@@ -265,7 +265,7 @@ class _Display:
                 completed += task.cost
             elif isinstance(task, Training) and (self._runs / task.key / "metrics.jsonl").exists():
                 rows = load_metrics(self._runs / task.key)
-                completed += rows[-1]["step"] if rows else 0
+                completed += task.cost * rows[-1]["step"] / task.job.steps if rows else 0
         earlier = self._of - len(self._tasks)
         text = f"{earlier + len(self._done)} of {self._of} runs"
         self._bar.update(self._id, completed=completed, text=text)

@@ -13,6 +13,7 @@ import torch
 from cebm.energy import EnergyModel, Obs
 from cebm.envs.particle import ParticleTask, collect_particle
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
+from cebm.experiments.dimensions import in_dimensions
 from cebm.experiments.ledger import Claim, Computation, Finding, Interval, Result, Results, Scale, Task, Verdict
 from cebm.experiments.ledger import training as train_task
 from cebm.negatives import Negatives, Positives, ShortChains, Source, Uniform
@@ -110,12 +111,9 @@ class Validation(Claim):
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         tasks: list[Task] = []
         for seed in seeds:
-            tasks.append(Computation(self, seed, scale, cost=float(scale.steps)))
+            tasks.append(Computation(self, seed, scale, cost=scale.steps / 10))
             tasks.append(train_task("ibc", scale, seed, "1 episode", episodes=1, steps=max(1, scale.steps // 2)))
-            tasks += [
-                train_task("ibc", scale, seed, f"{dim}-D", task=ParticleTask(dim=dim), episodes=scale.many)
-                for dim in (2, 16)
-            ]
+            tasks += [in_dimensions("ibc", dim, scale, seed, f"{dim}-D") for dim in (2, 16)]
         return tasks
 
     def compute(self, scale: Scale, seed: int) -> Result:
