@@ -21,7 +21,7 @@ def results(ibc: list[float], correct: list[float]) -> Results:
     def run(success: float) -> Result:
         curve = [{"step": 1, "success": 1 - success}, {"step": 2, "success": success}]
         training = [{"step": step, "negative_distance": 1 - success} for step in (1, 2)]
-        last = {"last": {"success": success}, "best": {"success": 1 - success}}
+        last = {"last": {"success": success}}
         return {"steps": 2, "curve": curve, "training": training} | last
 
     made = {"ibc": ibc, "correct": correct}

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -34,6 +34,7 @@ from cebm.experiments.ledger import (
 )
 from cebm.experiments.running import ReproductionError, reproduce, run_task
 from cebm.policy import load
+from cebm.samplers import Langevin
 from cebm.trainer import Trainer
 from cebm.training import restored
 from cebm.trials import find_trial
@@ -67,6 +68,8 @@ class Counted(Claim):
     def compute(self, scale: Scale, seed: int) -> Result:
         with open(self.notes, "a") as file:
             file.write(f"{seed} {os.getpid()}\n")
+        if self.notes.with_suffix(f".die-{seed}").exists():
+            os._exit(9)
         if self.notes.with_suffix(f".fail-{seed}").exists():
             raise ArithmeticError(f"the bad luck of seed {seed}")
         return {"value": seed + 1}
@@ -83,7 +86,7 @@ class Counted(Claim):
         return [(int(seed), int(process)) for seed, process in map(str.split, lines)]
 
 
-class Inline:
+class Inline(Executor):
     """Runs what it is given at once, in this process."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -151,6 +154,52 @@ def test_failures_are_named_and_the_rest_is_kept(inline: None, tmp_path: Path) -
     bad.unlink()
     reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
     assert sorted(seed for seed, _ in claim.calls()) == [0, 1, 1, 2]
+
+
+def test_a_worker_that_is_killed_does_not_end_the_reproduction(tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    dies = tmp_path / "notes.die-0"
+    dies.touch()
+    with pytest.raises(ReproductionError, match=r"^1 failed, the others are kept: counted-smoke-0: .*terminated"):
+        reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
+    assert [seed for seed, _ in claim.calls()] == [0, 1, 2]
+    assert len({process for _, process in claim.calls()}) == 2  # what came after has a pool of its own
+    dies.unlink()
+    assert reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")["counted"].measured == (
+        "Values [1.0, 2.0, 3.0]."
+    )
+
+
+def test_records_of_other_settings_are_refused(inline: None, tmp_path: Path) -> None:
+    claim = Counted(tmp_path / "notes")
+    reproduce([claim], TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+    path = tmp_path / "results/runs/counted-smoke-0.json"
+    record = json.loads(path.read_text())
+    record["settings"]["scale"]["steps"] = 5
+    path.write_text(json.dumps(record))
+    with pytest.raises(ReproductionError, match=r"counted-smoke-0.json was made with other .*\(steps: 5, now 4\)"):
+        reproduce([claim], TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+    del record["settings"]["scale"]["steps"]  # a setting that the record does not know is a later one
+    path.write_text(json.dumps(record))
+    reproduce([claim], TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+
+
+def test_the_settings_of_a_training_are_all_there() -> None:
+    task = training("ibc", ledger.PAPER, 0)
+    changed = replace(task, job=replace(task.job, trial=replace(task.job.trial, sampler=Langevin("ibc", noise=0.2))))
+    assert running.differing(task.settings, task.settings) == ""
+    assert running.differing(task.settings, changed.settings) == "noise: 0.1, now 0.2"
+
+
+def test_the_time_left_is_by_the_pace_since_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((100.0, 160.0))
+    monkeypatch.setattr(running, "perf_counter", lambda: next(clock))
+    tasks = [Computation(Counted(tmp_path / "notes"), seed, TINY, cost=cost) for seed, cost in ((0, 1.0), (1, 2.0))]
+    display = running._Display(list(tasks), 2, tmp_path)
+    display.finished(tasks[0])  # a third, in a minute
+    assert "1 of 2: counted-smoke-0; about 0 h 02 min left" in capsys.readouterr().err
 
 
 def test_a_claim_that_cannot_be_judged_does_not_cost_the_others(inline: None, tmp_path: Path) -> None:
@@ -249,7 +298,7 @@ def test_a_run_that_diverges_is_measured_as_its_last_checkpoint_has_it(
     assert [row["step"] for row in result["curve"]] == [2, 4, 6, 8, 9]
     standing = {key: value for key, value in result["curve"][1].items() if key != "step"}
     assert all({k: v for k, v in row.items() if k != "step"} == standing for row in result["curve"][2:])
-    assert set(result["last"]) == set(result["best"]) and result["best_step"] == 2
+    assert 0 <= result["last"]["success"] <= 1
     # The weights of step 3, and no others.
     at_three = restored(task.job, tmp_path / task.key)[0]
     assert at_three.step_count == 3

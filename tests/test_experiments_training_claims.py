@@ -65,7 +65,6 @@ def result(
             for step in (10, 30, 50, 51, 75, 100)
         ],
         "last": {"success": success},
-        "best": {"success": success},
         "conditional_entropy": entropy,
         "mutual_information": information,
     }

@@ -154,15 +154,13 @@ class Bound(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import COLOURS
+        from cebm.experiments.drawing import COLOURS, mean_and_band
 
         counts = finding.numbers["counts"]
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (kind, by_energy) in zip(panels, finding.numbers["values"].items(), strict=True):
             for colour, (name, by_count) in zip(COLOURS, by_energy.items(), strict=False):
-                values = np.array(by_count)
-                axes.plot(counts, values.mean(1), color=colour, marker=".", label=f"energy: {name}")
-                axes.fill_between(counts, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
+                mean_and_band(axes, counts, by_count, colour, f"energy: {name}", ".-")
             axes.plot(counts, np.log1p(counts), color="0.5", linestyle=":", label="log(M + 1)")
             axes.axhline(finding.numbers["nats"], color="black", linewidth=0.8)
             axes.annotate(

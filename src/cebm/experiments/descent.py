@@ -131,16 +131,14 @@ class Descent(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import COLOURS
+        from cebm.experiments.drawing import COLOURS, mean_and_band
 
         left, right = figure.subplots(1, 2)
         for colour, (target, sizes) in zip(COLOURS, finding.numbers["sizes"].items(), strict=False):
-            for formulation, style in zip(STEP_RULES, ("-", "--"), strict=True):
+            for formulation, style in zip(STEP_RULES, (".-", ".--"), strict=True):
                 for axes, what in ((left, "distance"), (right, "share")):
-                    values = np.array(finding.numbers[what][target][formulation])
-                    label = f"{target}, {formulation}"
-                    axes.plot(sizes, values.mean(0), style, color=colour, marker=".", label=label)
-                    axes.fill_between(sizes, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+                    values = np.array(finding.numbers[what][target][formulation]).T.tolist()
+                    mean_and_band(axes, sizes, values, colour, f"{target}, {formulation}", style)
         for axes, what in ((left, "distance to the noise-free path"), (right, "share of the noise in a step")):
             axes.set_xscale("log")
             axes.set_xlabel("step size λ")

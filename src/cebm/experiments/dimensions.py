@@ -150,13 +150,12 @@ class Dimensions(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import COLOURS
+        from cebm.experiments.drawing import COLOURS, mean_and_band
 
         dimensions = finding.numbers["dimensions"]
         for axes, what in zip(figure.subplots(1, 2), ("skill", "success"), strict=True):
             for colour, (trial, values) in zip(COLOURS, finding.numbers[what].items(), strict=False):
-                means = [sum(seeds) / len(seeds) for seeds in values]
-                axes.plot(dimensions, means, color=colour, label=trial)
+                mean_and_band(axes, dimensions, values, colour, trial)
                 axes.plot(dimensions, values, ".", color=colour, markersize=4)
             axes.set_xscale("log", base=2)
             axes.set_xticks(dimensions, [str(dim) for dim in dimensions])

@@ -2,29 +2,52 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
+
+from cebm.experiments.ledger import Interval
 
 # Okabe & Ito's colours, which every reader can tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933")
 
 
 def curves(axes: Axes, groups: Mapping[str, Sequence[Sequence[Sequence[float | int]]]], what: str) -> None:
-    """Mean over seeds, and a band from the lowest to the highest; `groups[label][seed]` is a list of (step, value)."""
+    """Mean over seeds and its 95 % interval; `groups[label][seed]` is a list of (step, value). A run that ended early
+    counts as long as it lasted."""
     for colour, (label, runs) in zip(COLOURS, groups.items(), strict=False):
-        steps = [point[0] for point in runs[0]]
-        values = np.array([[point[1] for point in run] for run in runs])
-        axes.plot(steps, values.mean(0), color=colour, label=label)
-        axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        at: dict[float, list[float]] = {}
+        for step, value in (point for run in runs for point in run):
+            at.setdefault(step, []).append(value)
+        mean_and_band(axes, sorted(at), [at[step] for step in sorted(at)], colour, label)
     axes.set_xlabel("training step")
     axes.set_ylabel(what)
+    if what == "success":
+        axes.set_ylim(0, 1)
     axes.legend(frameon=False, fontsize=8)
 
 
+def mean_and_band(
+    axes: Axes, x: Sequence[float | int], values: Sequence[Sequence[float]], colour: str, label: str, line: str = "-"
+) -> None:
+    """A line of means over seeds, and their 95 % intervals as a band where there are several; `values[i]` are those of
+    the seeds at `x[i]`."""
+    found = [Interval.of(at) for at in values]
+    axes.plot(x, [each.mean for each in found], line, color=colour, label=label)
+    halves = [each.high - each.mean if len(at) > 1 else 0.0 for each, at in zip(found, values, strict=True)]
+    low, high = ([each.mean + sign * half for each, half in zip(found, halves, strict=True)] for sign in (-1, 1))
+    axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
 def bars(axes: Axes, groups: Mapping[str, Sequence[float]], what: str) -> None:
-    """Mean over seeds as a bar, every seed as a dot."""
-    for i, (label, values) in enumerate(groups.items()):
-        axes.bar(i, float(np.mean(values)), color=COLOURS[i % len(COLOURS)], alpha=0.6, label=label)
-        axes.plot([i] * len(values), values, "k.", markersize=4)
+    """Mean over seeds as a bar with its 95 % interval, every seed as a dot."""
+    for i, values in enumerate(groups.values()):
+        bar(axes, i, values, COLOURS[i % len(COLOURS)])
     axes.set_xticks(range(len(groups)), list(groups), rotation=20 if len(groups) > 4 else 0, fontsize=8)
     axes.set_ylabel(what)
+
+
+def bar(axes: Axes, x: float | int, values: Sequence[float], colour: str, width: float = 0.8) -> None:
+    """One of them."""
+    found = Interval.of(values)
+    half = found.high - found.mean if len(values) > 1 else 0.0
+    axes.bar(x, found.mean, width, yerr=half, color=colour, alpha=0.6, error_kw={"linewidth": 0.8})
+    axes.plot([x + width / 8] * len(values), values, "k.", markersize=4)

@@ -57,6 +57,10 @@ class Formulation(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import curves
+        from cebm.experiments.drawing import bars, curves
 
-        curves(figure.subplots(), finding.numbers["curves"], "success")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 1])
+        curves(left, finding.numbers["curves"], "success")
+        bars(right, finding.numbers["success"], "")
+        left.set_title("validation episodes", fontsize=9)
+        right.set_title("held out, at the end", fontsize=9)

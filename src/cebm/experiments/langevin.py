@@ -135,7 +135,7 @@ class LangevinStep(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import COLOURS
+        from cebm.experiments.drawing import COLOURS, bar
 
         panels = figure.subplots(1, 3, width_ratios=[1, 1, 1.1])
         for axes, label, title, colour in (
@@ -146,9 +146,7 @@ class LangevinStep(Claim):
         temperatures = finding.numbers["temperature"]
         for i, target in enumerate(temperatures["ibc"]):
             for label, shift, colour in (("ibc", -0.2, COLOURS[3]), ("correct", 0.2, COLOURS[0])):
-                values = temperatures[label][target]
-                panels[2].bar(i + shift, float(np.mean(values)), 0.38, color=colour, alpha=0.6)
-                panels[2].plot([i + shift] * len(values), values, "k.", markersize=4)
+                bar(panels[2], i + shift, temperatures[label][target], colour, 0.38)
         panels[2].set_xticks(range(len(temperatures["ibc"])), list(temperatures["ibc"]), fontsize=8)
         panels[2].axhline(1, color="black", linewidth=0.8)
         panels[2].set_ylabel("effective temperature")

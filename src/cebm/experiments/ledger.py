@@ -78,6 +78,11 @@ class Training:
         return self.job.seed
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """All of them, for its record."""
+        return to_json(self.job)
+
+    @property
     def cost(self) -> float:
         """For the time that is left: about how many million rows go through the network, there or back."""
         job, trial = self.job, self.job.trial
@@ -91,7 +96,7 @@ class Training:
         if trial.network.explicit:
             return job.steps * trial.batch_size * 3 / 1e6 + job.steps / 500
         evaluations = job.steps // job.evaluate_every
-        episodes = job.evaluation_episodes * (evaluations + 2 * min(evaluations, 2))  # twice as many test last and best
+        episodes = job.evaluation_episodes * (evaluations + 2)  # twice as many test the last policy
         searched = min(job.evaluation_candidates, trial.candidates) * 2 * trial.acting.steps
         acting = episodes * (job.task.steps if job.task else 0) * searched
         return (job.steps * trial.batch_size * rows + acting) / 1e6 + job.steps / 500
@@ -106,10 +111,13 @@ class Training:
     def run(self, directory: Path) -> Result:
         """Trains, or goes on, and measures."""
         try:
-            outcome = resume(directory) if (directory / "run.json").exists() else train(self.job, directory)
+            if (directory / "run.json").exists():
+                resume(directory)
+            else:
+                train(self.job, directory)
         except DivergedError as error:
             return measure_diverged(self.job, directory, str(error))
-        return measure(self.job, directory, outcome.best_step)
+        return measure(self.job, directory)
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,11 @@ class Computation:
     @property
     def key(self) -> str:
         return f"{self.claim.slug}-{self.scale.name}-{self.seed}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it is, as far as words and the scale say it."""
+        return {"protocol": self.claim.protocol, "scale": to_json(self.scale)}
 
     def run(self, directory: Path) -> Result:
         return self.claim.compute(self.scale, self.seed)
@@ -219,6 +232,10 @@ class Results:
             for label in labels
         }
 
+    def at_the_end(self, label: str, what: str) -> list[float]:
+        """One number per seed: the last that training logged; nothing of a run that diverged before it logged."""
+        return [float(run["training"][-1][what]) for run in self.by_label[label] if run["training"]]
+
     def plateau(self, label: str) -> list[float]:
         """One success per seed: `second_half` of its run."""
         return [second_half(run) for run in self.by_label[label]]
@@ -293,26 +310,21 @@ def unusual(settings: Any) -> Any:
     }
 
 
-def measure(job: Job, directory: Path, best_step: int) -> Result:
+def measure(job: Job, directory: Path) -> Result:
     """Everything that some claim asks of a run: its curve, its losses, how it ends, and what its energy knows."""
     _, validation, task = demonstrations_of(job)
-    last, best = load(directory / "policy"), load(directory / "best")
-    result = _course(job, directory) | {"best_step": best_step}
+    last = load(directory / "policy")
     assert task is not None, "experiments are on tasks whose success can be measured"
-    result["last"] = _tested(last, job, task)
-    result["best"] = result["last"] if best_step == job.steps else _tested(best, job, task)
-    return result | information(last, validation)
+    return _course(job, directory) | {"last": _tested(last, job, task)} | information(last, validation)
 
 
 def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
     """A run that ended in numbers that are none is measured as its newest checkpoint has it, which is what a user is
     left with; its curve stands still from there on."""
-    trainer, best = restored(job, directory)
+    trainer, _ = restored(job, directory)
     policy = trainer.policy()
     policy.save(directory / "policy")
-    if not best:
-        policy.save(directory / "best")
-    result = measure(job, directory, best.get("step", trainer.step_count))
+    result = measure(job, directory)
     curve = [row for row in result["curve"] if row["step"] <= trainer.step_count]
     standing = _short(evaluation_row(trainer, policy, job, job.task))
     later = [step for step in range(job.evaluate_every, job.steps, job.evaluate_every) if step > trainer.step_count]

@@ -111,7 +111,7 @@ class Marginal(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import COLOURS, curves
+        from cebm.experiments.drawing import COLOURS, curves, mean_and_band
 
         numbers: dict[str, Any] = finding.numbers
         figure.set_size_inches(8.6, 3.6)
@@ -122,9 +122,9 @@ class Marginal(Claim):
         if each is not None:
             top = left.secondary_xaxis("top", functions=(lambda step: step / each, lambda epoch: epoch * each))
             top.set_xlabel("epoch")
-        for i, (_, values) in enumerate(numbers["by_count"]):
-            right.plot([i] * len(values), values, "k.", markersize=4)
-        right.plot([float(np.mean(values)) for _, values in numbers["by_count"]], color=COLOURS[3], label=DESCRIBED)
+        values = [found for _, found in numbers["by_count"]]
+        right.plot(range(len(values)), values, "k.", markersize=4)
+        mean_and_band(right, range(len(values)), values, COLOURS[3], DESCRIBED)
         right.axhline(float(np.mean(numbers["success"]["ibc"])), color=COLOURS[0], linestyle="--", label="ibc")
         right.set_xticks(range(len(numbers["by_count"])), [str(count) for count, _ in numbers["by_count"]])
         right.set_xlabel("negatives per example")

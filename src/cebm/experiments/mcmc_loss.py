@@ -58,8 +58,8 @@ class McmcLoss(Claim):
     def judge(self, results: Results) -> Finding:
         success = {trial: results.plateau(trial) for trial in TRIALS}
         last = {trial: results.values(trial, "last", "success") for trial in TRIALS}
-        gap = {trial: results.values(trial, "training", -1, "energy_gap") for trial in TRIALS}
-        clipped = {trial: results.values(trial, "training", -1, "clipped") for trial in TRIALS}
+        gap = {trial: results.at_the_end(trial, "energy_gap") for trial in TRIALS}
+        clipped = {trial: results.at_the_end(trial, "clipped") for trial in TRIALS}
         difference = Interval.of_difference(success["mcmc-loss"], success["ibc"])
         verdict = no_better(difference)
         return Finding(

@@ -125,13 +125,12 @@ class Noise(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import COLOURS
+        from cebm.experiments.drawing import COLOURS, mean_and_band
 
         panels = figure.subplots(2, 2, sharex=True)
         for axes, colour, (name, what) in zip(panels.flat, COLOURS, WHAT.items(), strict=False):
-            values = np.array(finding.numbers["values"][name])
-            sigmas = finding.numbers["sigmas"]
-            axes.plot(sigmas, values.mean(1), color=colour)
+            sigmas, values = finding.numbers["sigmas"], finding.numbers["values"][name]
+            mean_and_band(axes, sigmas, values, colour, what)
             axes.plot(sigmas, values, "k.", markersize=4)
             axes.set_xscale("log")
             axes.set_ylabel(what, fontsize=8)

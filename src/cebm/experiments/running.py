@@ -10,11 +10,12 @@ import multiprocessing
 import os
 import signal
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from threading import Thread
 from time import perf_counter, sleep
@@ -60,9 +61,19 @@ def reproduce(
             except Exception as error:  # the runs of the other claims are not to be lost by it
                 failures[claim.slug] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
-    for key in unique:  # what was skipped, for want of something on that machine, is tried again
-        if _finished(out, key) and "skipped" in _load(out, key)["result"]:
+    for key, task in unique.items():
+        if not _finished(out, key):
+            continue
+        record = _load(out, key)
+        if "skipped" in record["result"]:  # for want of something on that machine: it is tried again
             _record(out, key).unlink()
+            continue
+        other = differing(record.get("settings", {}), task.settings)
+        if other:
+            raise ReproductionError(
+                f"{_record(out, key)} was made with other settings ({other}); to have it run again, delete it and "
+                f"{runs / key}"
+            )
     missing = [task for key, task in unique.items() if not _finished(out, key)]
     _run_all(missing, len(unique), workers, out, runs, commit, failures, judge)
     judge()
@@ -100,15 +111,35 @@ def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path, commi
         "comment": finding.comment,
         "seeds": seeds,
         "settings": asdict(scale),
+        "trainings": _lengths(tasks),
         "commit": commit,
         "commits_of_runs": sorted({str(record["commit"]) for record in records.values()}),
         "diverged": sorted(key for key, record in records.items() if record["result"].get("diverged")),
         "runs": sorted(records),
         "measurements": finding.numbers,
     }
+    draw(claim, finding, out)  # first: no record is without its figure
     write_atomically(out / f"{claim.number:02d}-{claim.slug}.json", (json.dumps(record, indent=1) + "\n").encode())
-    draw(claim, finding, out)
     return finding
+
+
+def _lengths(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+    """How long and on how many demonstrations the trainings were, by label."""
+    found: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        if isinstance(task, Training):
+            length = {"steps": task.job.steps, "demonstrations": task.job.episodes, "seeds": []}
+            found.setdefault(task.label, length)["seeds"].append(task.seed)
+    return found
+
+
+def differing(recorded: Any, asked: Any, name: str = "") -> str:
+    """The first setting that a record has otherwise, or nothing; those that only one of the two knows do not count, as
+    classes gain settings."""
+    if isinstance(recorded, dict) and isinstance(asked, dict):
+        both = (differing(recorded[key], asked[key], key) for key in recorded if key in asked)
+        return next((found for found in both if found), "")
+    return "" if recorded == asked else f"{name}: {recorded!r}, now {asked!r}"
 
 
 def draw(claim: Claim, finding: Finding, out: Path) -> None:
@@ -150,30 +181,39 @@ def _run_all(
     on; `finished` is called after each."""
     if not tasks:
         return
-    tasks = sorted(tasks, key=lambda task: -task.cost)
+    ahead = deque(sorted(tasks, key=lambda task: -task.cost))
     context = multiprocessing.get_context("spawn")
-    with (
-        _Display(tasks, of, runs) as display,
-        ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(os.getpid(),)) as pool,
-    ):
-        ahead = iter(tasks)
-        waiting: dict[Future[None], Task] = {}
-        while True:
-            # No more than the workers take at once: what a pool has in its queue cannot be called back.
-            for task in islice(ahead, workers - len(waiting)):
-                waiting[pool.submit(run_task, task, out, runs, commit)] = task
-            if not waiting:
-                break
-            done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
-            for future in done:
-                task = waiting.pop(future)
-                error = future.exception()
-                if error is not None:
-                    failures[task.key] = str(error) or type(error).__name__
-                display.finished(task)
-            if done:
-                finished()
-            display.update()
+    with _Display(tasks, of, runs) as display:
+        while ahead:  # a second time where a worker was killed, which breaks its pool
+            with ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(os.getpid(),)) as pool:
+                waiting: dict[Future[None], Task] = {}
+                broken = False
+                while waiting or (ahead and not broken):
+                    # No more than the workers take at once: what a pool has in its queue cannot be called back.
+                    while ahead and not broken and len(waiting) < workers:
+                        task = ahead.popleft()
+                        waiting[_submit(pool, task, out, runs, commit)] = task
+                    done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        task = waiting.pop(future)
+                        error = future.exception()
+                        broken = broken or isinstance(error, BrokenProcessPool)
+                        if error is not None:
+                            failures[task.key] = str(error) or type(error).__name__
+                        display.finished(task)
+                    if done:
+                        finished()
+                    display.update()
+
+
+def _submit(pool: Executor, task: Task, out: Path, runs: Path, commit: str | None) -> Future[None]:
+    """What a pool that broke a moment ago is given fails like what it was running."""
+    try:
+        return pool.submit(run_task, task, out, runs, commit)
+    except BrokenProcessPool as error:
+        failed: Future[None] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _prepare_worker(parent: int) -> None:
@@ -208,6 +248,7 @@ def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> No
         "seed": task.seed,
         "cebm": __version__,
         "commit": commit,
+        "settings": task.settings,
         "seconds": round(perf_counter() - began, 1),
         "result": result,
     }
@@ -236,7 +277,7 @@ class _Display:
 
     def __init__(self, tasks: list[Task], of: int, runs: Path) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._console = Console(stderr=True)
         self._bar = Progress(
@@ -244,21 +285,30 @@ class _Display:
             BarColumn(),
             TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
         )
         self._tasks, self._of, self._runs = tasks, of, runs
         self._done: set[str] = set()
-        self._last = -1.0
-        self._id = self._bar.add_task("", total=sum(task.cost for task in tasks), text="")
+        self._total = sum(task.cost for task in tasks)
+        self._earlier, self._began = self._completed(), perf_counter()
+        self._id = self._bar.add_task("", total=self._total, text="", left="")
 
     def finished(self, task: Task) -> None:
         self._done.add(task.key)
         if not self._console.is_terminal:
-            text = f"{len(self._done)} of {len(self._tasks)}: {task.key}"
+            text = f"{len(self._done)} of {len(self._tasks)}: {task.key}; {self._left(self._completed())}"
             self._console.print(text, highlight=False, markup=False)
 
-    def update(self) -> None:
+    def _left(self, completed: float) -> str:
+        """By the pace since the beginning: that of the last moments jumps, as evaluations log nothing."""
+        if completed <= self._earlier:
+            return ""
+        pace = (perf_counter() - self._began) / (completed - self._earlier)
+        minutes = round(pace * (self._total - completed) / 60)
+        return f"about {minutes // 60} h {minutes % 60:02d} min left"
+
+    def _completed(self) -> float:
         completed = 0.0
         for task in self._tasks:
             if task.key in self._done:
@@ -266,9 +316,14 @@ class _Display:
             elif isinstance(task, Training) and (self._runs / task.key / "metrics.jsonl").exists():
                 rows = load_metrics(self._runs / task.key)
                 completed += task.cost * rows[-1]["step"] / task.job.steps if rows else 0
-        earlier = self._of - len(self._tasks)
-        text = f"{earlier + len(self._done)} of {self._of} runs"
-        self._bar.update(self._id, completed=completed, text=text)
+        return completed
+
+    def update(self) -> None:
+        if not self._console.is_terminal:
+            return
+        completed = self._completed()
+        text = f"{self._of - len(self._tasks) + len(self._done)} of {self._of} runs"
+        self._bar.update(self._id, completed=completed, text=text, left=self._left(completed))
 
     def __enter__(self) -> "_Display":
         if self._console.is_terminal:

@@ -103,8 +103,6 @@ class Validation(Claim):
         "a goal's radius; does not hold where one of them lies above; else inconclusive, as without the reference "
         "curves."
     )
-    most_seeds = 3
-
     reference: Path = REFERENCE
     """The folder of reference curves; where it is absent the comparison is skipped, and the finding says so."""
 
@@ -219,7 +217,7 @@ class Validation(Claim):
         grid[-1, 0].legend(frameon=False, fontsize=7)
 
 
-_TITLE = "Above: the reference's settings (solid: ours, dashed: the reference). Below: the paper's."
+_TITLE = "Above: the reference's settings (solid: ours, dashed: the reference). Below: the paper's. Bands: all seeds."
 _COMMENT = (
     "Loss, differences of energies and distances have to agree between two implementations of one method; the level of "
     "the energies need not, as the loss does not see it, and one seed of the reference is one draw of its own spread. "
