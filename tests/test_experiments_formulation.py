@@ -37,6 +37,13 @@ def test_the_verdict_follows_the_difference_and_flips_with_it() -> None:
     assert judge(results(bad, good)).verdict == "does not hold"
     assert "does not keep them away" in judge(results(bad, good)).comment
     assert judge(results(good, good)).verdict == "inconclusive"
+    # Further away and yet better: what would explain the opposite is not said.
+    odd = results(bad, good)
+    for label, away in (("ibc", 0.2), ("correct", 0.9)):
+        for run in odd.by_label[label]:
+            run["training"] = [{"step": 2, "negative_distance": away}]
+    assert judge(odd).verdict == "does not hold" and "teach less" not in judge(odd).comment
+    assert "these runs do not show" in judge(odd).comment
     assert judge(results([0.9, 0.1, 0.9, 0.1, 0.5], [0.3] * 5)).verdict == "inconclusive"
     assert judge(results([0.9], [0.1])).verdict == "inconclusive"  # one seed decides nothing
 

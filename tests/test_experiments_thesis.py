@@ -33,12 +33,14 @@ def results(success: Callable[[float], float], gap: Callable[[float], float], re
                     {"mi_bound": 99.0, "success": 0.0, "validation_action_error": 0.0, "train_action_error": 9.0},
                     {
                         "mi_bound": bound,
+                        "mi_ceiling": 11.25,
                         "success": success(bound),
                         "validation_action_error": 0.1 + gap(bound),
                         "train_action_error": 0.1,
                     },
                 ],
                 "conditional_entropy": -bound,
+                "coarse": 1.0 if i == 0 else 0.0,
             }
             for bound in (i + 0.1 * seed for seed in range(3))
         ]
@@ -51,6 +53,7 @@ def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = judge(results(lambda b: b, lambda b: -b))
     assert finding.verdict == "holds"
     assert finding.numbers["correlations"]["bound-success"] == pytest.approx([1, 1, 1])
+    assert "ceiling in 1 of 36 runs" in finding.comment and "in 3 most valleys are too narrow" in finding.comment
     assert finding.numbers["correlations"]["entropy-success"] == pytest.approx([-1, -1, -1])
     assert finding.numbers["correlations"]["bound-error"] == pytest.approx([-1, -1, -1])
     assert judge(results(lambda b: -b, lambda b: b)).verdict == "does not hold"  # reversed

@@ -67,6 +67,7 @@ def result(
         "last": {"success": success},
         "conditional_entropy": entropy,
         "mutual_information": information,
+        "coarse": 0.0,
     }
 
 
@@ -164,6 +165,18 @@ def test_findings_are_plain_json_and_enough_for_the_figure(claim: Claim, tmp_pat
         assert text.endswith(".")
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
+def test_a_run_that_diverges_is_judged_and_drawn_too(claim: Claim, tmp_path: Path) -> None:
+    def made(label: str, seed: int) -> Result:
+        whole = result(0.5)
+        # Its curve is filled up by what measures it, its log ends where it does.
+        return whole | {"diverged": "the loss is nan", "training": whole["training"][:2]} if seed == 1 else whole
+
+    finding = judged(claim, made, seeds=3)
+    draw(claim, replace(finding, numbers=json.loads(json.dumps(finding.numbers, allow_nan=False))), tmp_path)
+    assert (tmp_path / f"{claim.number:02d}-{claim.slug}.png").stat().st_size > 5000
+
+
 def test_parts_make_a_whole() -> None:
     assert all_parts(["holds", "holds"]) == "holds"
     assert all_parts(["holds", "inconclusive"]) == "inconclusive"
@@ -211,7 +224,11 @@ def test_what_is_said_about_noise_follows_the_parts() -> None:
     finding = judged(Noise(), sweep(0.5, 0.0, 0.0, spread=0.002, at=noise.CEILING), seeds=3)
     assert finding.verdict == "does not hold" and finding.numbers["parts"].keys() == {"distance", "entropy"}
     assert "up to the landscape" in finding.comment and "get narrower with less noise, as" in finding.comment
-    assert finding.comment.endswith("says nothing.") and finding.measured.endswith("information: at its ceiling).")
+    assert "can tell, and says nothing." in finding.comment
+    assert finding.measured.endswith("information: at its ceiling).")
+    assert finding.comment.endswith("All valleys are wide enough for the quadrature's nodes.")
+    narrow = judged(Noise(), lambda label, seed: result() | {"coarse": 0.25 if seed == 1 else 0.0}, seeds=3)
+    assert "valleys of 25 % of the observations are too narrow" in narrow.comment
 
 
 def test_noise_recovers_slopes_from_the_second_half_of_training() -> None:
@@ -267,6 +284,9 @@ def test_mcmc_loss_verdicts() -> None:
     assert replace(find_trial("mcmc-loss"), objective="info-nce") == find_trial("ibc")
     found = judged(McmcLoss(), lambda label, seed: result(0.5)).comment
     assert "lie 10 (10 to 10) above" in found and "have 50% of their moves clipped" in found  # the last of the log
+    assert "not merely no better" not in found
+    worse = judged(McmcLoss(), lambda label, seed: result(0.8 if label == "ibc" else 0.0))
+    assert worse.verdict == "holds" and "not merely no better" in worse.comment
 
 
 def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
@@ -302,6 +322,10 @@ def test_maxent_verdicts() -> None:
 def joint_verdict(
     early: float = 0.05, gap: float = 0.3, success: float = 0.1, ibc: float = 0.5, spread: float = 0.002
 ) -> Verdict:
+    return joint_finding(early, gap, success, ibc, spread).verdict
+
+
+def joint_finding(early: float, gap: float, success: float, ibc: float, spread: float = 0.002) -> Finding:
     def made(label: str, seed: int) -> Result:
         off = spread * wave(label, seed)
         if label == "ibc":
@@ -310,7 +334,14 @@ def joint_verdict(
             return result(0.9, train=early + off, validation=0.5)
         return result(success + off, train=0.02, validation=0.02 + gap + off)
 
-    return judged(Joint(), made).verdict
+    return judged(Joint(), made)
+
+
+def test_what_is_said_about_the_joint_energy_follows_the_parts() -> None:
+    assert "hardly trained" in joint_finding(0.05, 0.3, 0.1, 0.5).comment
+    assert "not by overfitting" in joint_finding(0.05, 0.0, 0.1, 0.5).comment
+    assert "the gap does not tell" in joint_finding(0.05, 0.04, 0.1, 0.5, spread=0.01).comment
+    assert "acts no worse" in joint_finding(0.05, 0.3, 0.5, 0.1).comment
 
 
 def test_joint_verdicts() -> None:
@@ -342,7 +373,13 @@ def test_five_epochs_are_those_of_the_trainer(scale: Any) -> None:
 def dimensions_verdict(
     ibc: tuple[float, float], gmm: tuple[float, float], uniform: tuple[float, float], spread: float = 0.01
 ) -> Verdict:
-    """The verdict for the skills that trials have in 2 and in 16 dimensions."""
+    return dimensions_finding(ibc, gmm, uniform, spread).verdict
+
+
+def dimensions_finding(
+    ibc: tuple[float, float], gmm: tuple[float, float], uniform: tuple[float, float], spread: float = 0.01
+) -> Finding:
+    """For the skills that trials have in 2 and in 16 dimensions."""
     skills = {"ibc": ibc, "gmm-nll": gmm, "uniform": uniform}
 
     def made(label: str, seed: int) -> Result:
@@ -352,7 +389,13 @@ def dimensions_verdict(
         wanted += spread * (seed - 1) * (-1) ** ["ibc", "gmm-nll", "uniform"].index(trial)
         return result(validation=(1 - wanted) * math.sqrt(int(dim) / 12))
 
-    return judged(Dimensions(), made, seeds=3).verdict
+    return judged(Dimensions(), made, seeds=3)
+
+
+def test_what_is_said_about_dimensions_follows_the_parts() -> None:
+    found = dimensions_finding((0.9, 0.8), (0.2, 0.1), (0.85, 0.75), spread=0.001).comment
+    assert "`gmm-nll` falls behind; whether by more than in few dimensions" in found
+    assert "`uniform` keeps up all the same" in found
 
 
 def test_dimensions_verdicts() -> None:

@@ -365,11 +365,15 @@ def _signals() -> Iterator[_Stop]:
 
 
 def source_commit() -> str | None:
-    """The commit of the code that runs, where it is a checkout."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return git.stdout.strip() or None
+    """The commit of the code that runs, where it is a checkout; '-dirty' where the code is not as committed."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    dirty = git("diff", "--quiet", "HEAD", "--", ".").returncode == 1
+    return f"{commit}-dirty" if commit and dirty else commit or None
 
 
 def _run_record(job: Job) -> dict[str, Any]:

@@ -33,8 +33,9 @@ class Formulation(Claim):
         ibc, correct = (results.values(trial, "last", "success") for trial in ("ibc", "correct"))
         near, far = (results.distances(trial) for trial in ("ibc", "correct"))
         difference = Interval.of_difference(ibc, correct)
+        verdict, further = decide(difference), decide(Interval.of_difference(far, near))
         return Finding(
-            decide(difference),
+            verdict,
             f"Success {Interval.of(ibc).percent()} with `ibc` and {Interval.of(correct).percent()} with `correct`: "
             f"{difference.points()}.",
             {
@@ -46,14 +47,19 @@ class Formulation(Claim):
             f"In the second half of training the negatives are {Interval.of(near).number()} away from the demonstrated "
             f"action with IBC's step and {Interval.of(far).number()} with the correct one, in a box of width 2. "
             + {
-                "holds": "The noise of the correct step, √(2τ), keeps them further away, where they are easier to tell "
-                "from the demonstrated action and teach less about its surroundings; IBC's noise is λσ, so that its "
-                "chains are close to gradient descent and end in the valleys.",
+                "holds": "The noise of the correct step, √(2τ), keeps them further away"
+                + (
+                    ", where they are easier to tell from the demonstrated action and teach less about its "
+                    "surroundings; IBC's noise is λσ, so that its chains are close to gradient descent and end in the "
+                    "valleys."
+                    if verdict == "holds"
+                    else "; that the policy suffers from it, these runs do not show."
+                ),
                 "does not hold": "So the noise of the correct step, √(2τ), does not keep them away: its τ falls to "
                 "0.001, and the last steps descend. What else tells the two policies apart was not measured.",
                 "inconclusive": "The noise of the correct step, √(2τ), hardly keeps them further away: its τ falls to "
                 "0.001, and the last steps descend. What else tells the two policies apart was not measured.",
-            }[decide(Interval.of_difference(far, near))],
+            }[further],
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

@@ -77,7 +77,8 @@ class McmcLoss(Claim):
                 "curves": results.curves(TRIALS),
                 "gaps": results.curves(TRIALS, "energy_gap", of="training"),
             },
-            f"{_COMMENTS[verdict]} At the end of training the negatives' energies lie "
+            (_FAILS if difference.high < -NOTICED else "")
+            + f"{_COMMENTS[verdict]} At the end of training the negatives' energies lie "
             f"{Interval.of(gap['mcmc-loss']).number()} above those of the demonstrated actions with `mcmc-loss`, whose "
             f"chains have {np.mean(clipped['mcmc-loss']):.0%} of their moves clipped, and "
             f"{Interval.of(gap['ibc']).number()} with `ibc` ({np.mean(clipped['ibc']):.0%}). With the gradient penalty "
@@ -93,6 +94,10 @@ class McmcLoss(Claim):
         right.set_yscale("symlog", linthresh=0.1)
 
 
+_FAILS = (
+    "It is not merely no better, it is worse, and by far: what supports the paper's sentence here is not what its "
+    "authors may have seen. "
+)
 _COMMENTS: dict[Verdict, str] = {
     "holds": (
         "The gradient is that of the likelihood only for samples of p(y|x), which IBC's chains are not: their moves "

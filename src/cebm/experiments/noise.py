@@ -94,6 +94,7 @@ class Noise(Claim):
         signs = {"distance": 1.0, "entropy": 1.0, "information": -1.0, "success": -1.0}
         slopes = {name: Interval.of([signs[name] * s for s in _slopes(values[name])]) for name in values}
         parts = {name: decide(slopes[name], least) for name, least in LEAST.items()}
+        coarse = [share for sigma in SIGMAS for share in results.values(label(sigma), "coarse")]
         saturated = Interval.of(values["information"][SIGMAS[0]]).mean > CEILING - ROOM
         if saturated:
             del parts["information"]
@@ -121,6 +122,12 @@ class Noise(Claim):
                 " Information is at the ceiling of what 64 observations can tell, and says nothing."
                 if saturated
                 else ""
+            )
+            + (
+                f" In some run the valleys of {100 * max(coarse):.0f} % of the observations are too narrow for the "
+                "quadrature's nodes, and their entropy is uncertain."
+                if max(coarse) > 0
+                else " All valleys are wide enough for the quadrature's nodes."
             ),
         )
 

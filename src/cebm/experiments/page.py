@@ -10,9 +10,13 @@ import jinja2
 from markupsafe import Markup, escape
 
 from cebm import __version__
+from cebm.experiments import CLAIMS
 from cebm.storage import write_atomically
 
-PARTS = ("claim", "section", "protocol", "metric", "rule", "measured", "verdict", "comment", "seeds", "settings")
+PARTS = (
+    *("number", "slug", "claim", "section", "protocol", "metric", "rule", "measured", "verdict", "comment", "seeds"),
+    *("settings", "commit", "commits_of_runs", "diverged"),
+)
 VERDICTS = ("holds", "does not hold", "inconclusive")
 
 
@@ -24,7 +28,7 @@ def read_claims(out: Path) -> list[dict[str, Any]]:
             record = json.loads(path.read_bytes())
         except ValueError as error:
             raise ValueError(f"{path}: damaged, not JSON ({error})") from error
-        lacking = [name for name in (*PARTS, "number", "slug", "commit", "diverged") if name not in record]
+        lacking = [name for name in PARTS if name not in record]
         if lacking:
             raise ValueError(f"{path}: {lacking[0]} is missing")
         found.append(record)
@@ -48,8 +52,9 @@ def ledger(out: Path) -> str:
     if caution:
         lines += [f"**{caution}**", ""]
     lines += [
-        f"Written by `cebm reproduce` from the files in [{out.name}/]({out.name}). Intervals are 95 % over seeds "
-        "unless a claim says otherwise; every rule was fixed before its run.",
+        f"Written by `cebm reproduce --scale paper --out DIR` from the files in [{out.name}/]({out.name}), "
+        "whose runs it does not repeat. Intervals are 95 % over seeds unless a claim says otherwise; every rule was "
+        "fixed before its run.",
         "",
         conditions(records),
         "",
@@ -61,9 +66,10 @@ def ledger(out: Path) -> str:
             f"[{record['number']}](#{anchor(record)})",
             record["claim"],
             f"**{record['verdict']}**",
-            record["measured"],
+            headline(record),
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    lines += ["", unmeasured(records)] if unmeasured(records) else []
     for record in records:
         lines += ["", f"## {heading(record)}", "", f"{record['claim']} ({record['section']})", ""]
         lines += [f"- **{name.capitalize()}:** {record[name]}" for name in ("protocol", "metric", "rule")]
@@ -86,11 +92,8 @@ def write_page(out: Path, html: Path) -> Path:
         if not figure.is_file():
             raise FileNotFoundError(f"{figure}: the figure of claim {record['number']} is missing")
         record["figure"] = "data:image/png;base64," + base64.b64encode(figure.read_bytes()).decode()
-        record["heading"], record["anchor"], record["circumstances"] = (
-            heading(record),
-            anchor(record),
-            circumstances(record),
-        )
+        for part in (heading, anchor, headline, circumstances):
+            record[part.__name__] = part(record)
     loader = jinja2.PackageLoader("cebm", "experiments")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["prose"] = prose
@@ -100,6 +103,7 @@ def write_page(out: Path, html: Path) -> Path:
         summary=summary(records),
         caution=smoke(records),
         conditions=conditions(records),
+        unmeasured=unmeasured(records),
         tally=[(sum(record["verdict"] == verdict for record in records), verdict) for verdict in VERDICTS],
         version=__version__,
     )
@@ -126,13 +130,20 @@ def prose(text: str) -> Markup:
 def summary(records: list[dict[str, Any]]) -> str:
     """How many claims hold."""
     counts = {verdict: sum(record["verdict"] == verdict for record in records) for verdict in VERDICTS}
-    claims = "1 claim" if len(records) == 1 else f"{len(records)} claims"
+    measured = f" {len(records)} {'is' if len(records) == 1 else 'are'} measured:" if unmeasured(records) else ""
     parts = (
         f"{counts['holds']} hold{'s' if counts['holds'] == 1 else ''}",
         f"{counts['does not hold']} {'does' if counts['does not hold'] == 1 else 'do'} not hold",
         f"{counts['inconclusive']} {'is' if counts['inconclusive'] == 1 else 'are'} inconclusive",
     )
-    return f"Of {claims}, {parts[0]}, {parts[1]} and {parts[2]}."
+    return f"Of the paper's {len(CLAIMS)} claims{measured} {parts[0]}, {parts[1]} and {parts[2]}."
+
+
+def unmeasured(records: list[dict[str, Any]]) -> str:
+    """The claims without a record, by number and name."""
+    known = {record["number"] for record in records}
+    missing = [f"{claim.number} {claim.slug}" for claim in CLAIMS if claim.number not in known]
+    return f"Not yet measured: {', '.join(missing)}." if missing else ""
 
 
 def smoke(records: list[dict[str, Any]]) -> str:
@@ -148,10 +159,18 @@ def conditions(records: list[dict[str, Any]]) -> str:
     """What all trainings share."""
     steps, episodes = max((r["settings"]["steps"], r["settings"]["evaluation_episodes"]) for r in records)
     return (
-        f"Trainings take {steps:,} steps unless a claim says otherwise. Success along training is that of {episodes} "
-        f"validation episodes, and that of a finished run of {2 * episodes} held-out ones; actions are searched with "
-        "64 candidates. A run whose numbers cease to be finite is measured as its last checkpoint has it, and named."
+        f"Trainings take {steps:,} steps unless a claim says otherwise: the curves of `ibc` rise for 1,000. Success "
+        f"along training is that of {episodes} validation episodes, and that of a finished run of {2 * episodes} "
+        "held-out ones, with 64 candidates for an action. The episodes are the same for all seeds and trials: the "
+        "intervals are about training, not about which episodes are tested. A run whose numbers cease to be finite is "
+        "measured as its last checkpoint has it, and named. In figures, lines and bars are means over seeds, bands and "
+        "whiskers their 95 % intervals, dots the seeds."
     )
+
+
+def headline(record: dict[str, Any]) -> str:
+    """The first sentence of what was measured."""
+    return re.split(r"(?<=\.) (?=[A-Z`])", record["measured"])[0]
 
 
 def stem(record: dict[str, Any]) -> str:
@@ -168,9 +187,14 @@ def anchor(record: dict[str, Any]) -> str:
 
 
 def circumstances(record: dict[str, Any]) -> str:
-    """Seeds, scale and commit."""
+    """Seeds, scale and commits."""
     seeds = ", ".join(map(str, record["seeds"]))
-    commit = f", commit {record['commit'][:10]}" if record["commit"] else ""
+    commits = ", ".join(sorted({_short(commit) for commit in record["commits_of_runs"]}))
+    commit = f", run at {commits}, judged at {_short(record['commit'])}" if record["commit"] else ""
     diverged = f" Diverged: {', '.join(record['diverged'])}." if record["diverged"] else ""
     scale = record["settings"]["name"]
     return f"Seed{'s' if len(record['seeds']) != 1 else ''} {seeds}; {scale} scale{commit}.{diverged}"
+
+
+def _short(commit: str) -> str:
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]+", r"\1", commit)
