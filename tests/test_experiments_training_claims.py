@@ -283,7 +283,7 @@ def test_mcmc_loss_verdicts() -> None:
     assert verdict(0.0, spread=0.2) == "inconclusive"  # too wide to exclude an improvement
     assert replace(find_trial("mcmc-loss"), objective="info-nce") == find_trial("ibc")
     found = judged(McmcLoss(), lambda label, seed: result(0.5)).comment
-    assert "lie 10 (10 to 10) above" in found and "have 50% of their moves clipped" in found  # the last of the log
+    assert "lie 10 (10 to 10) above" in found and "have 50 % of their moves clipped" in found  # the last of the log
     assert "not merely no better" not in found
     worse = judged(McmcLoss(), lambda label, seed: result(0.8 if label == "ibc" else 0.0))
     assert worse.verdict == "holds" and "not merely no better" in worse.comment

@@ -95,7 +95,7 @@ class Training:
             rows += 2.0 * (trial.burn_in + trial.thin * trial.negative_count)
         if trial.network.explicit:
             return job.steps * trial.batch_size * 3 / 1e6 + job.steps / 500
-        evaluations = job.steps // job.evaluate_every
+        evaluations = math.ceil(job.steps / job.evaluate_every)
         episodes = job.evaluation_episodes * (evaluations + 2)  # twice as many test the last policy
         searched = min(job.evaluation_candidates, trial.candidates) * 2 * trial.acting.steps
         acting = episodes * (job.task.steps if job.task else 0) * searched
