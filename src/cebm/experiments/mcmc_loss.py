@@ -96,9 +96,7 @@ def _percent(shares: Sequence[float]) -> str:
     return f"{100 * sum(shares) / len(shares):.0f} %"
 
 
-_FAILS = (
-    "It is not merely no better, it fails; the paper reads as if it worked about as well, which is not what we see. "
-)
+_FAILS = "It is not merely no better, it fails; the paper reads as if it worked about as well, which we do not see. "
 _COMMENTS: dict[Verdict, str] = {
     "holds": (
         "The gradient is that of the likelihood only for samples of p(y|x), which IBC's chains are not: their moves "
