@@ -263,6 +263,16 @@ def test_chains_verdicts() -> None:
     assert by_success(Chains(), dict.fromkeys(chains.TRIALS, 0.0), spread=0.0) == "inconclusive"  # all fail
 
 
+def test_the_papers_own_comparison_of_chains_is_spoken_of_where_it_comes_out_otherwise() -> None:
+    def comment(short: float, ibc: float) -> str:
+        success = {"short-chains": short, "long-chain": 0.5, "ibc": ibc, "correct": 0.5}
+        return judged(Chains(), lambda label, seed: result(success[label] + 0.001 * seed)).comment
+
+    assert "how the paper compares them" in comment(0.3, 0.8)
+    assert "how the paper compares them" not in comment(0.8, 0.8)
+    assert "how the paper compares them" not in comment(0.3, 0.4)
+
+
 def test_the_deciding_pair_differs_in_the_chains_alone() -> None:
     tasks = {task.label: task for task in Chains().tasks(PAPER, [0])}
     one, many = (task.job.trial for task in (tasks["long-chain"], tasks["short-chains"]) if isinstance(task, Training))
