@@ -16,6 +16,7 @@ from cebm.experiments.ledger import (
     Training,
     Verdict,
     all_parts,
+    minus,
     training,
 )
 from cebm.trials import Trial, find_trial
@@ -110,7 +111,7 @@ class Dimensions(Claim):
         success = {trial: {dim: of(trial, dim, "last", "success") for dim in DIMENSIONS} for trial in TRIALS}
         few, many = FEW, DIMENSIONS[-1]
         short = {
-            trial: {dim: _minus(skills["ibc"][dim], skills[trial][dim]) for dim in DIMENSIONS} for trial in TRIALS[1:]
+            trial: {dim: minus(skills["ibc"][dim], skills[trial][dim]) for dim in DIMENSIONS} for trial in TRIALS[1:]
         }
         shortfalls = {trial: Interval.of(short[trial][many]) for trial in short}
         growths = {trial: Interval.of_difference(short[trial][many], short[trial][few]) for trial in short}
@@ -162,10 +163,6 @@ class Dimensions(Claim):
             axes.set_xlabel("dimensions of the action")
             axes.set_ylabel(what)
             axes.legend(frameon=False, fontsize=8)
-
-
-def _minus(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def _comment(part: Verdict, shortfall: Interval) -> str:

@@ -32,8 +32,7 @@ def mean_and_band(
     the seeds at `x[i]`."""
     found = [Interval.of(at) for at in values]
     axes.plot(x, [each.mean for each in found], line, color=colour, label=label)
-    halves = [each.high - each.mean if len(at) > 1 else 0.0 for each, at in zip(found, values, strict=True)]
-    low, high = ([each.mean + sign * half for each, half in zip(found, halves, strict=True)] for sign in (-1, 1))
+    low, high = ([each.mean + sign * each.half for each in found] for sign in (-1, 1))
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
@@ -48,6 +47,5 @@ def bars(axes: Axes, groups: Mapping[str, Sequence[float]], what: str) -> None:
 def bar(axes: Axes, x: float | int, values: Sequence[float], colour: str, width: float = 0.8) -> None:
     """One of them."""
     found = Interval.of(values)
-    half = found.high - found.mean if len(values) > 1 else 0.0
-    axes.bar(x, found.mean, width, yerr=half, color=colour, alpha=0.6, error_kw={"linewidth": 0.8})
+    axes.bar(x, found.mean, width, yerr=found.half, color=colour, alpha=0.6, error_kw={"linewidth": 0.8})
     axes.plot([x + width / 8] * len(values), values, "k.", markersize=4)

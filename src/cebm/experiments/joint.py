@@ -4,7 +4,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
-from cebm.experiments.ledger import Claim, Finding, Interval, Results, Scale, Task, Verdict, all_parts, decide, training
+from cebm.experiments.ledger import (
+    Claim,
+    Finding,
+    Interval,
+    Results,
+    Scale,
+    Task,
+    Verdict,
+    all_parts,
+    decide,
+    minus,
+    training,
+)
 from cebm.trials import find_trial
 
 if TYPE_CHECKING:
@@ -63,7 +75,7 @@ class Joint(Claim):
             }
             for trial in TRIALS
         }
-        gaps = {trial: _minus(errors[trial]["validation"], errors[trial]["train"]) for trial in TRIALS}
+        gaps = {trial: minus(errors[trial]["validation"], errors[trial]["train"]) for trial in TRIALS}
         left = Interval.of([FITS - error for error in early])
         gap = Interval.of_difference(gaps["joint-replay"], gaps["ibc"])
         lost = Interval.of_difference(success["ibc"], success["joint-replay"])
@@ -106,10 +118,6 @@ class Joint(Claim):
         left, right = figure.subplots(1, 2)
         curves(left, finding.numbers["error curves"], "action error")
         curves(right, finding.numbers["curves"], "success")
-
-
-def _minus(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 # By the first part, whether there is anything to overfit with; and by the last.

@@ -16,7 +16,18 @@ from cebm.certificate import (
     certify,
     named_sampler,
 )
-from cebm.experiments.ledger import Claim, Computation, Finding, Interval, Result, Results, Scale, Task, Verdict
+from cebm.experiments.ledger import (
+    Claim,
+    Computation,
+    Finding,
+    Interval,
+    Result,
+    Results,
+    Scale,
+    Task,
+    Verdict,
+    percent,
+)
 from cebm.samplers import Collect, run
 
 if TYPE_CHECKING:
@@ -117,8 +128,8 @@ class LangevinStep(Claim):
         )
         return Finding(
             verdict,
-            f"Effective temperature, {measured}. Certified in {_percent(passed['correct'])} of the runs of the correct "
-            f"step, refused in {_percent(failed['ibc'])} of those of IBC's.",
+            f"Effective temperature, {measured}. Certified in {percent([*passed['correct'].values()])} of the runs of "
+            f"the correct step, refused in {percent([*failed['ibc'].values()])} of those of IBC's.",
             {
                 "temperature": temperatures,
                 "intervals": {
@@ -166,10 +177,6 @@ def _share(computed: Sequence[Result], label: str, verdicts: tuple[str, ...]) ->
     """The share of seeds whose certificate says one of `verdicts`, by target and run."""
     runs = computed[0][label]["verdicts"]
     return {run: sum(result[label]["verdicts"][run] in verdicts for result in computed) / len(computed) for run in runs}
-
-
-def _percent(shares: dict[str, float]) -> str:
-    return f"{100 * sum(shares.values()) / len(shares):.0f} %"
 
 
 def _scatter(axes: "Axes", states: np.ndarray, title: str, colour: str) -> None:

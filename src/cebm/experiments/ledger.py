@@ -86,6 +86,8 @@ class Training:
     def cost(self) -> float:
         """For the time that is left: about how many million rows go through the network, there or back."""
         job, trial = self.job, self.job.trial
+        if trial.network.explicit:
+            return job.steps * trial.batch_size * 3 / 1e6 + job.steps / 500
         rows = 3.0 * (1 + trial.negative_count)  # there and back, and the weights' gradient
         if trial.negatives in ("chains", "replay", "mas"):
             width = trial.marginal_width if trial.negatives == "mas" else trial.network.width
@@ -93,8 +95,6 @@ class Training:
             rows += trial.negative_count * shares * (3 if trial.through_chain else 1)
         if trial.negatives == "long-chain":
             rows += 2.0 * (trial.burn_in + trial.thin * trial.negative_count)
-        if trial.network.explicit:
-            return job.steps * trial.batch_size * 3 / 1e6 + job.steps / 500
         evaluations = math.ceil(job.steps / job.evaluate_every)
         episodes = job.evaluation_episodes * (evaluations + 2)  # twice as many test the last policy
         searched = min(job.evaluation_candidates, trial.candidates) * 2 * trial.acting.steps
@@ -422,7 +422,12 @@ class Interval:
     @classmethod
     def of_difference(cls, one: Sequence[float], other: Sequence[float]) -> "Interval":
         """Of one − other, paired by seed: both were trained on the same demonstrations."""
-        return cls.of([a - b for a, b in zip(one, other, strict=True)])
+        return cls.of(minus(one, other))
+
+    @property
+    def half(self) -> float:
+        """Half of its width; 0 for a single value, which has none."""
+        return self.high - self.mean if math.isfinite(self.high) else 0.0
 
     def percent(self) -> str:
         return f"{100 * self.mean:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
@@ -437,6 +442,16 @@ class Interval:
     def to_json(self) -> list[float | None]:
         """None for what is infinite, which JSON does not know."""
         return [value if math.isfinite(value) else None for value in (self.mean, self.low, self.high)]
+
+
+def minus(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Seed by seed."""
+    return [a - b for a, b in zip(one, other, strict=True)]
+
+
+def percent(shares: Sequence[float]) -> str:
+    """The mean of shares of 1."""
+    return f"{100 * sum(shares) / len(shares):.0f} %"
 
 
 def decide(interval: Interval, at_least: float = 0.0) -> Verdict:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cebm.experiments.ledger import PLATEAU, Claim, Finding, Interval, Results, Scale, Task, Verdict, training
+from cebm.experiments.ledger import PLATEAU, Claim, Finding, Interval, Results, Scale, Task, Verdict, percent, training
 from cebm.trials import find_trial
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class McmcLoss(Claim):
             (_FAILS if difference.high < -NOTICED else "")
             + f"{_COMMENTS[verdict]} At the end of training the negatives' energies lie "
             f"{Interval.of(gap['mcmc-loss']).number()} above those of the demonstrated actions with `mcmc-loss`, whose "
-            f"chains have {_percent(clipped['mcmc-loss'])} of their moves clipped, and "
-            f"{Interval.of(gap['ibc']).number()} with `ibc` ({_percent(clipped['ibc'])}). With the gradient penalty "
-            f"it is {Interval.of(gap[PENALISED]).number()} ({_percent(clipped[PENALISED])}).",
+            f"chains have {percent(clipped['mcmc-loss'])} of their moves clipped, and "
+            f"{Interval.of(gap['ibc']).number()} with `ibc` ({percent(clipped['ibc'])}). With the gradient penalty "
+            f"it is {Interval.of(gap[PENALISED]).number()} ({percent(clipped[PENALISED])}).",
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -90,10 +90,6 @@ class McmcLoss(Claim):
         curves(left, finding.numbers["curves"], "success")
         curves(right, finding.numbers["gaps"], "mean E⁻ − mean E⁺")
         right.set_yscale("symlog", linthresh=0.1)
-
-
-def _percent(shares: Sequence[float]) -> str:
-    return f"{100 * sum(shares) / len(shares):.0f} %"
 
 
 _FAILS = "It is not merely no better, it fails; the paper reads as if it worked about as well, which we do not see. "
