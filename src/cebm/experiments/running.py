@@ -186,24 +186,30 @@ def _run_all(
     with _Display(tasks, of, runs) as display:
         while ahead:  # a second time where a worker was killed, which breaks its pool
             with ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(os.getpid(),)) as pool:
-                waiting: dict[Future[None], Task] = {}
-                broken = False
-                while waiting or (ahead and not broken):
-                    # No more than the workers take at once: what a pool has in its queue cannot be called back.
-                    while ahead and not broken and len(waiting) < workers:
-                        task = ahead.popleft()
-                        waiting[_submit(pool, task, out, runs, commit)] = task
-                    done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        task = waiting.pop(future)
-                        error = future.exception()
-                        broken = broken or isinstance(error, BrokenProcessPool)
-                        if error is not None:
-                            failures[task.key] = str(error) or type(error).__name__
+                for ended in _outcomes(ahead, workers, lambda task: _submit(pool, task, out, runs, commit)):
+                    failures.update({task.key: str(error) or type(error).__name__ for task, error in ended if error})
+                    for task, _ in ended:
                         display.finished(task)
-                    if done:
+                    if ended:
                         finished()
                     display.update()
+
+
+def _outcomes(
+    ahead: deque[Task], workers: int, submit: Callable[[Task], Future[None]]
+) -> Iterator[list[tuple[Task, BaseException | None]]]:
+    """Takes tasks from `ahead` until none is left or their pool is broken; what has ended, every two seconds."""
+    waiting: dict[Future[None], Task] = {}
+    broken = False
+    while waiting or (ahead and not broken):
+        # No more than the workers take at once: what a pool has in its queue cannot be called back.
+        while ahead and not broken and len(waiting) < workers:
+            task = ahead.popleft()
+            waiting[submit(task)] = task
+        done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
+        ended = [(waiting.pop(future), future.exception()) for future in done]
+        broken = broken or any(isinstance(error, BrokenProcessPool) for _, error in ended)
+        yield ended
 
 
 def _submit(pool: Executor, task: Task, out: Path, runs: Path, commit: str | None) -> Future[None]:
