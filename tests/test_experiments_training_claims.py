@@ -31,7 +31,7 @@ from cebm.experiments.ledger import (
     all_parts,
     training,
 )
-from cebm.experiments.maxent import LITTLE, MaxEnt
+from cebm.experiments.maxent import BESIDE, LITTLE, MaxEnt, beside
 from cebm.experiments.mcmc_loss import McmcLoss, no_better
 from cebm.experiments.noise import Noise
 from cebm.experiments.running import draw, reproduce
@@ -151,8 +151,8 @@ def test_claims_share_the_trainings_that_they_can() -> None:
         assert plain in keys[slug]
     assert training("correct", PAPER, 4).key in keys["chains"] & keys["maxent"]
     sizes = {slug: len(found) for slug, found in keys.items()}
-    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 13, "maxent": 20, "joint": 15, "dimensions": 45}
-    assert len(set().union(*keys.values())) == 5 * 9 + 3 + 3 * 3 + 45
+    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 13, "maxent": 26, "joint": 15, "dimensions": 45}
+    assert len(set().union(*keys.values())) == 5 * 9 + 3 + 2 * 3 + 3 * 3 + 45
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
@@ -314,6 +314,7 @@ def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
 def test_maxent_verdicts() -> None:
     def verdict(maxent: float, correct: float, ibc: float, spread: float = 0.01, little: float = 0.5) -> Verdict:
         success = {"conditional-maxent": maxent, "correct": correct, "ibc": ibc, LITTLE: little}
+        success |= dict.fromkeys(BESIDE, 0.99)  # they decide nothing
         return by_success(MaxEnt(), success, spread)
 
     assert verdict(0.4, 0.1, 0.5) == "holds"
@@ -324,6 +325,23 @@ def test_maxent_verdicts() -> None:
     assert verdict(0.4, 0.1, 0.5, spread=0.5) == "inconclusive"
     trial = find_trial("conditional-maxent")
     assert replace(trial, objective="info-nce") == find_trial("correct")
+    one, other = beside().values()
+    assert replace(one, gradient_penalty=0.0, gradient_margin=1.0) == trial
+    assert replace(other, entropy_weight=0.0) == find_trial("correct")
+
+
+def test_a_loss_that_runs_away_is_spoken_of() -> None:
+    def finding(gap: float) -> Finding:
+        def made(label: str, seed: int) -> Result:
+            found = result(0.0 if label == "conditional-maxent" else 0.6)
+            found["training"][-1]["energy_gap"] = (gap if label == "conditional-maxent" else 30.0) + seed
+            return found
+
+        return judged(MaxEnt(), made)
+
+    assert "no minimum" in finding(200.0).comment and "lie 202 (200 to 204) above" in finding(200.0).comment
+    assert "no minimum" not in finding(20.0).comment
+    assert finding(200.0).verdict == "does not hold"
 
 
 # ---------------------------------------------------------------------------------------------- 8, joint

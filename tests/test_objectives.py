@@ -29,6 +29,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "mcmc_loss": lambda pos, neg, log_q_pos, log_q: objectives.mcmc_loss(pos, neg),
     "maximum_entropy": lambda pos, neg, log_q_pos, log_q: objectives.maximum_entropy_loss(pos, neg),
     "maximum_entropy_unbiased": lambda pos, neg, log_q_pos, log_q: objectives.maximum_entropy_loss(pos, neg, True),
+    "entropy": lambda pos, neg, log_q_pos, log_q: objectives.entropy_regulariser(neg),
     "positive_l2": lambda pos, neg, log_q_pos, log_q: objectives.positive_l2(pos),
 }
 PER_EXAMPLE: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
@@ -145,7 +146,7 @@ def test_gradient_penalty_values():
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("name", [n for n in ALL if n not in ("positive_l2", "log_partition_importance")])
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("entropy", "positive_l2", "log_partition_importance")])
 def test_bad_energies_are_named(name, generator):
     positive, negative, log_q_positive, log_q = random_inputs(generator)
     nan = torch.full_like(negative, math.nan)
@@ -183,6 +184,9 @@ def test_bad_proposal_densities_are_named(name, fault, generator):
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_other_bad_arguments_are_named():
     one = torch.zeros(4, 1)
+    for bad in (one[:, 0], one[:, :0], one + math.nan):
+        with pytest.raises(ValueError, match=r"^negative: "):
+            objectives.entropy_regulariser(bad)
     with pytest.raises(ValueError, match=r"^negative: .* at least 2 samples"):
         objectives.maximum_entropy_loss(one[:, 0], one, unbiased=True)
     for bad in (torch.zeros(0), torch.zeros(2, 2), torch.full((2,), math.nan)):

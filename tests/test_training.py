@@ -495,6 +495,23 @@ def test_smoothing_adds_noise_of_that_size_to_the_demonstrated_actions(generator
     assert abs(learner_loss - expected) < 6 * 0.25 / variance / np.sqrt(n)
 
 
+def test_the_weight_of_the_entropy_is_that_of_the_regulariser() -> None:
+    def loss(**changes: Any) -> float:
+        generator = torch.Generator().manual_seed(0)
+        learner = Learner(small(replace(TRIALS["correct"], **changes)), 3, 2, generator)
+        with torch.no_grad():
+            for parameter in learner.parameters():
+                parameter.mul_(10.0)  # so that the energies differ
+        obs, actions = torch.randn(20, 3, generator=generator), torch.rand(20, 2, generator=generator)
+        return learner.loss(obs, actions, generator)[0].item()
+
+    regulariser = loss(objective="maxent") - loss(objective="mcmc")
+    assert regulariser > 0.01
+    assert loss(objective="mcmc", entropy_weight=1.0) == pytest.approx(loss(objective="maxent"), rel=1e-5)
+    gained = loss(entropy_weight=3.0) - loss()
+    assert gained == pytest.approx(3 * regulariser, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

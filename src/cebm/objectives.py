@@ -148,21 +148,28 @@ def mcmc_loss(positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch s
     return (positive - negative.mean(dim=1)).mean()
 
 
+def entropy_regulariser(negative: Float[Tensor, "batch samples"], unbiased: bool = False) -> Float[Tensor, ""]:
+    """mean_i ½ Var_m E⁻_m, whose gradient estimates that of -H(p_θ(·|x_i)) (appendix, Maximum Entropy Regularization).
+
+    That is so with the negatives samples of p_θ(y|x), held constant. The ½ is in the appendix's formula, not in the
+    prose below it. The formula has the population variance, whose expectation is low by (M-1)/M; `unbiased` divides
+    by M - 1 instead, and then so is the gradient.
+    """
+    _check("negative", negative, ("batch", "samples"))
+    if unbiased and negative.shape[1] < 2:
+        raise ValueError("negative: the unbiased variance needs at least 2 samples, got 1")
+    return negative.var(dim=1, correction=int(unbiased)).mean() / 2
+
+
 def maximum_entropy_loss(
     positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch samples"], unbiased: bool = False
 ) -> Float[Tensor, ""]:
     """L = mean_i ( E⁺ - mean_m E⁻_m + ½ Var_m E⁻_m ) (appendix, Maximum Entropy Regularization).
 
-    With the negatives samples of p_θ(y|x), held constant, its gradient estimates that of
-    -log p_θ(y_i|x_i) - H(p_θ(·|x_i)). The ½ is in the appendix's formula, not in the prose below it. The
-    formula has the population variance, whose expectation is low by (M-1)/M; `unbiased` divides by M - 1
-    instead, and then so is the gradient.
+    `mcmc_loss` and `entropy_regulariser`: with the negatives samples of p_θ(y|x), held constant, its gradient
+    estimates that of -log p_θ(y_i|x_i) - H(p_θ(·|x_i)).
     """
-    _check_energies(positive, negative)
-    if unbiased and negative.shape[1] < 2:
-        raise ValueError("negative: the unbiased variance needs at least 2 samples, got 1")
-    variance = negative.var(dim=1, correction=int(unbiased))
-    return (positive - negative.mean(dim=1) + variance / 2).mean()
+    return mcmc_loss(positive, negative) + entropy_regulariser(negative, unbiased)
 
 
 def positive_l2(positive: Float[Tensor, "batch"]) -> Float[Tensor, ""]:

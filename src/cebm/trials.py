@@ -15,6 +15,7 @@ from cebm.energy import EnergyModel
 from cebm.explicit import ExplicitEnergy, TiltedEnergy
 from cebm.networks import FeedForwardEnergy, JointEnergy
 from cebm.objectives import (
+    entropy_regulariser,
     gradient_penalty,
     importance_nll,
     info_nce,
@@ -63,6 +64,9 @@ class Trial:
     """Hidden units of the marginal energy."""
     positive_l2: float = 0.0
     """Weight of the squared positive energies in the loss."""
+    entropy_weight: float = 0.0
+    """Weight of -H(y|x) in the loss, by half the variance of the negatives' energies (appendix A). 1 is the weight that
+    'maxent' gives it."""
     gradient_penalty: float = 0.0
     """Weight of the penalty on the gradient at the negatives (IBC, Sec. B.3.1)."""
     gradient_margin: float = 1.0
@@ -195,6 +199,8 @@ class Learner(nn.Module):
         loss = self._objective(positive, negative, drawn)
         if trial.positive_l2:
             loss = loss + trial.positive_l2 * positive_l2(positive)
+        if trial.entropy_weight:
+            loss = loss + trial.entropy_weight * entropy_regulariser(negative)
         if trial.gradient_penalty:
             gradients = self.contrasted.energies_and_gradients(self.contrasted.encode(obs), drawn.actions)[1]
             loss = loss + trial.gradient_penalty * gradient_penalty(gradients, trial.gradient_margin)
