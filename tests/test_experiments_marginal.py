@@ -18,11 +18,11 @@ def run(*successes: float) -> Result:
     return {"steps": 300, "curve": [{"step": 100 * (i + 1), "success": s} for i, s in enumerate(successes)]}
 
 
-def results(ibc: list[float], described: list[float]) -> Results:
+def results(ibc: list[float], described: list[float], exact: list[float] | None = None) -> Results:
     by_label = {trial: [run(0.0, s, s) for s in ibc] for trial in PAPERS}
     by_label["correct-mas-maxent"] = [run(0.0, s, s) for s in described]
     more = {f"correct-mas-maxent-{count}": by_label["correct-mas-maxent"][:3] for count in (32, 64)}
-    return Results(by_label | more)
+    return Results(by_label | more | {"in-batch": [run(0.0, s, s) for s in (exact or described)[:3]]})
 
 
 def test_the_verdict_is_equivalence() -> None:
@@ -36,6 +36,17 @@ def test_the_verdict_is_equivalence() -> None:
     spread = [s + d for s, d in zip(ibc, (0.3, -0.3, 0.2, -0.2, 0.1), strict=True)]
     assert claim.judge(results(ibc, spread)).verdict == "inconclusive"
     assert claim.judge(results([0.1] * 5, [0.1] * 5)).verdict == "inconclusive"  # two that fail
+
+
+def test_exact_samples_of_the_marginal_are_compared_on_the_same_seeds() -> None:
+    learnt = [0.5, 0.52, 0.48, 0.9, 0.9]
+
+    def comment(exact: float) -> str:
+        return Marginal().judge(results([0.7] * 5, learnt, [s + exact for s in (0.0, 0.01, 0.02)])).comment
+
+    assert "is better: the sampler's error" in comment(0.8)
+    assert "is worse: what the sampler learns" in comment(0.1)
+    assert "neither better nor worse" in comment(0.5)
 
 
 def test_the_margin() -> None:
@@ -67,7 +78,8 @@ def test_a_run_that_diverged_counts_as_zero() -> None:
 
 def test_tasks_differ_in_the_sampler_alone() -> None:
     tasks = [task for task in Marginal().tasks(PAPER, range(5)) if isinstance(task, Training)]
-    assert len(tasks) == 4 * 5 + 2 * 3
+    assert len(tasks) == 4 * 5 + 3 * 3
+    assert replace(find_trial("in-batch"), negatives="chains") == find_trial("ibc")
     first = [task.job for task in tasks if task.seed == 0]
     assert len({(job.steps, job.episodes, job.task) for job in first}) == 1
     more = next(job for job in first if job.name == "correct-mas-maxent-64")
