@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cebm import negatives
-from cebm.experiments.ledger import SMOKE, Results, Training, training
+from cebm.experiments.ledger import SMOKE, Result, Results, Training, training
 from cebm.experiments.running import conclude, run_task
 from cebm.experiments.through_chain import LABEL, THROUGH, ThroughChain, extra_gradient, job_of
 from cebm.negatives import ShortChains, Source
@@ -31,7 +31,8 @@ def test_end_to_end(tmp_path: Path) -> None:
     plain, through = (task for task in tasks if isinstance(task, Training))
     assert plain.key == training("ibc", TOY, 0).key and through.job.trial.through_chain
     (tmp_path / "runs").mkdir()
-    stand_in = {"steps": 3, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}]}
+    logged = [{"step": 3, "info_nce": 2.0, "gradient_norm_last": 1.0}]
+    stand_in = {"steps": 3, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}], "training": logged}
     record = {"result": stand_in, "commit": None}
     (tmp_path / "runs" / f"{plain.key}.json").write_text(json.dumps(record))
     for task in tasks:
@@ -113,15 +114,24 @@ def test_only_chains_that_can_be_differentiated() -> None:
         replace(THROUGH, sampler=find_trial("dfo").acting)
 
 
-def results_of(through: list[float], constant: list[float]) -> Results:
+def results_of(through: list[float], constant: list[float], slope: float = 1.0) -> Results:
+    """`slope` is the norm of the energy's gradient at the end, through the chain; it is 1 without."""
+
+    def run_of(success: float, seed: int, slope: float) -> Result:
+        logged = [
+            {"info_nce": 2.0, "gradient_norm_last": 9.0},
+            {"info_nce": 1.0, "gradient_norm_last": slope + seed / 50},
+        ]
+        return {"steps": 1, "curve": [{"step": 1, "success": success}], "training": logged}
+
     computed = {
         "seconds_per_step": {"through": 0.6, "constant": 0.2},
         "extra_gradient": {"later": {"observation": 0.0, "rest": 0.1}},
     }
     return Results(
         {
-            LABEL: [{"steps": 1, "curve": [{"step": 1, "success": s}]} for s in through],
-            "ibc": [{"steps": 1, "curve": [{"step": 1, "success": s}]} for s in constant],
+            LABEL: [run_of(success, seed, slope) for seed, success in enumerate(through)],
+            "ibc": [run_of(success, seed, 1.0) for seed, success in enumerate(constant)],
             "computation": [computed for _ in through],
         }
     )
@@ -151,3 +161,11 @@ def test_comments_do_not_contradict_the_verdict() -> None:
         for finding in map(CLAIM.judge, (results_of(HIGH, LOW), results_of(LOW, HIGH), results_of(HIGH, HIGH)))
     }
     assert len(set(comments.values())) == len(comments) == 3
+
+
+def test_a_flat_energy_is_spoken_of() -> None:
+    flat = CLAIM.judge(results_of(LOW, HIGH, slope=0.1))
+    assert "has the norm 0.12" in flat.comment and "is kept flat" in flat.comment
+    assert "InfoNCE is 1 (1 to 1) through the chain" in flat.measured and "guessing gives 2.2." in flat.measured
+    assert "is kept flat" not in CLAIM.judge(results_of(LOW, HIGH)).comment
+    assert "is kept flat" not in CLAIM.judge(results_of(LOW, HIGH, slope=8.0)).comment

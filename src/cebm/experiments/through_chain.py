@@ -1,5 +1,6 @@
 """Claim 13: what back-propagation through the chain of negatives costs, and what it brings."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -91,6 +92,12 @@ class ThroughChain(Claim):
         extra = {
             part: results.values("computation", "extra_gradient", "later", part) for part in ("observation", "rest")
         }
+        end = {
+            what: {label: Interval.of(results.at_the_end(label, what)) for label in (LABEL, "ibc")}
+            for what in ("info_nce", "gradient_norm_last")
+        }
+        slopes = end["gradient_norm_last"]
+        flat = slopes[LABEL].high < slopes["ibc"].low
         cause = (
             "InfoNCE falls when the negatives' energies rise, so the gradient through the chain rewards energies on "
             "which the chain finds no low ones; and as a ReLU network is linear in pieces, none of it reaches the "
@@ -107,16 +114,23 @@ class ThroughChain(Claim):
             f"negatives held constant: {difference.points()}. A step takes {ratio.number()} times as long. After "
             f"{LATER} steps the chain changes the gradient of the weights that do not see the observation by "
             f"{100 * np.mean(extra['rest']):.1f} % of its norm, and that of those that do by "
-            f"{100 * np.mean(extra['observation']):.1f} %.",
+            f"{100 * np.mean(extra['observation']):.1f} %. At the end InfoNCE is {end['info_nce'][LABEL].number()} "
+            f"through the chain and {end['info_nce']['ibc'].number()} without, where guessing gives "
+            f"{math.log(1 + THROUGH.negative_count):.3g}.",
             {
                 "success": {LABEL: through, "ibc": constant},
                 "difference": difference.to_json(),
                 "seconds_per_step": seconds,
                 "ratio": ratio.to_json(),
                 "extra_gradient": extra,
+                "end": {what: {k: found.to_json() for k, found in by.items()} for what, by in end.items()},
                 "curves": results.curves((LABEL, "ibc")),
             },
-            cause + ending[verdict],
+            cause
+            + ending[verdict]
+            + f" At the end of training the energy's gradient at the negatives has the norm {slopes[LABEL].number()}, "
+            f"and {slopes['ibc'].number()} with negatives held constant"
+            + (": the energy is kept flat." if flat else "."),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
