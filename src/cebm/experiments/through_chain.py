@@ -99,9 +99,10 @@ class ThroughChain(Claim):
         slopes = end["gradient_norm_last"]
         flat = slopes[LABEL].high < slopes["ibc"].low
         cause = (
-            "InfoNCE falls when the negatives' energies rise, so the gradient through the chain rewards energies on "
-            "which the chain finds no low ones; and as a ReLU network is linear in pieces, none of it reaches the "
-            "weights of the observation. "
+            "∇ log Z = −E[∇E] over samples of p(y|x) that are held constant, as the paper's own appendix derives: "
+            "without the chain nothing is missing of the likelihood's gradient. InfoNCE falls when the negatives' "
+            "energies rise, so the gradient through the chain rewards energies on which the chain finds no low ones; "
+            "and as a ReLU network is linear in pieces, none of it reaches the weights of the observation. "
         )
         ending = {
             "holds": "It brings more than this would make one expect.",
