@@ -140,7 +140,8 @@ _COMMENTS: dict[Verdict, str] = {
     ),
     "does not hold": (
         "The loss makes the variance of the negatives' energies small: where the negatives are, the energy is kept "
-        "flat, and a search has little to follow."
+        "flat, and a search has little to follow. The weight of the regulariser is that of the appendix, 1; as it "
+        f"falls, `{CONTRASTIVE}` becomes `correct`, so some weight would be as usable as that is."
     ),
     "inconclusive": (
         "The loss makes the variance of the negatives' energies small: a flat energy is easier to sample from and "
