@@ -370,6 +370,7 @@ def test_what_is_said_about_the_joint_energy_follows_the_parts() -> None:
     assert "not by overfitting" in joint_finding(0.05, 0.0, 0.1, 0.5).comment
     assert "the gap does not tell" in joint_finding(0.05, 0.04, 0.1, 0.5, spread=0.01).comment
     assert "acts no worse" in joint_finding(0.05, 0.3, 0.5, 0.1).comment
+    assert "loses more than 1 points" in joint_finding(0.05, 0.3, 0.5, 0.5, spread=0.005).comment
 
 
 def test_joint_verdicts() -> None:

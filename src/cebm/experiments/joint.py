@@ -1,5 +1,6 @@
 """Claim 8: a joint energy with a replay buffer overfits."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,8 @@ class Joint(Claim):
         )
         found = ", ".join(f"{part}: {verdict}" for part, verdict in parts.items())
         poorly, overfits = parts["generalises poorly"], parts["overfits"]
+        most = f" That it loses more than {100 * lost.high:.0f} points of success they exclude."
+        excluded = most if poorly == "inconclusive" and math.isfinite(lost.high) else ""
         return Finding(
             all_parts(parts.values()),
             f"Training error of `joint-replay` after five epochs {Interval.of(early).number()}; at the end its errors "
@@ -109,7 +112,7 @@ class Joint(Claim):
                     for trial, curves in results.curves(TRIALS, f"{part}_action_error").items()
                 },
             },
-            _COMMENTS[parts["fits"]] + (_WORSE[overfits] if poorly == "holds" else _ENDINGS[poorly]),
+            _COMMENTS[parts["fits"]] + (_WORSE[overfits] if poorly == "holds" else _ENDINGS[poorly]) + excluded,
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
