@@ -114,13 +114,14 @@ def test_only_chains_that_can_be_differentiated() -> None:
         replace(THROUGH, sampler=find_trial("dfo").acting)
 
 
-def results_of(through: list[float], constant: list[float], slope: float = 1.0) -> Results:
-    """`slope` is the norm of the energy's gradient at the end, through the chain; it is 1 without."""
+def results_of(through: list[float], constant: list[float], slope: float = 1.0, loss: float = 1.0) -> Results:
+    """`slope` and `loss` are the norm of the energy's gradient and InfoNCE at the end, through the chain; both are 1
+    without."""
 
-    def run_of(success: float, seed: int, slope: float) -> Result:
+    def run_of(success: float, seed: int, slope: float, loss: float) -> Result:
         logged = [
             {"info_nce": 2.0, "gradient_norm_last": 9.0},
-            {"info_nce": 1.0, "gradient_norm_last": slope + seed / 50},
+            {"info_nce": loss, "gradient_norm_last": slope + seed / 50},
         ]
         return {"steps": 1, "curve": [{"step": 1, "success": success}], "training": logged}
 
@@ -130,8 +131,8 @@ def results_of(through: list[float], constant: list[float], slope: float = 1.0) 
     }
     return Results(
         {
-            LABEL: [run_of(success, seed, slope) for seed, success in enumerate(through)],
-            "ibc": [run_of(success, seed, 1.0) for seed, success in enumerate(constant)],
+            LABEL: [run_of(success, seed, slope, loss) for seed, success in enumerate(through)],
+            "ibc": [run_of(success, seed, 1.0, 1.0) for seed, success in enumerate(constant)],
             "computation": [computed for _ in through],
         }
     )
@@ -168,4 +169,6 @@ def test_a_flat_energy_is_spoken_of() -> None:
     assert "has the norm 0.12" in flat.comment and "is kept flat" in flat.comment
     assert "InfoNCE is 1 (1 to 1) through the chain" in flat.measured and "guessing gives 2.2." in flat.measured
     assert "is kept flat" not in CLAIM.judge(results_of(LOW, HIGH)).comment
+    assert "ends lower with" in CLAIM.judge(results_of(LOW, HIGH, loss=2.0)).comment
+    assert "ends lower with" not in flat.comment
     assert "is kept flat" not in CLAIM.judge(results_of(LOW, HIGH, slope=8.0)).comment
