@@ -115,6 +115,7 @@ def test_values_are_the_formulas(generator):
         "mcmc_loss": (p - n.sum(1) / 7).mean(),
         "maximum_entropy": (p - n.mean(1) + 0.5 * (n**2).mean(1) - 0.5 * n.mean(1) ** 2).mean(),
         "maximum_entropy_unbiased": (p - n.mean(1) + 0.5 * n.var(1, ddof=1)).mean(),
+        "entropy": (0.5 * (n**2).mean(1) - 0.5 * n.mean(1) ** 2).mean(),
         "positive_l2": (p**2).mean(),
         "info_nce_per_example": -np.log(np.exp(-p) / total),
         "log_partition_unweighted": np.log(total),
