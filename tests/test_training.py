@@ -370,7 +370,9 @@ def test_learning_rate_decays_by_epochs() -> None:
 
 
 def test_overfitting_one_episode_drives_the_action_error_to_near_zero() -> None:
-    """One episode is a step from one goal to the other: under 5 % of that step, implicit and explicit."""
+    """One episode is a step from one goal to the other: under 5 % of that step, implicit and explicit. Untrained
+    policies, which hardly look at the observation, missed one of the two by more: of 356 all by over 53 % but one, by
+    12 %. (Their median error says little: it may be that of the goal that they happen to act at.)"""
     demonstration = collect_particle(ParticleTask(), 1, int(np.random.default_rng().integers(2**31)))
     spread = np.ptp(demonstration.actions, axis=0).max()
     for name, steps in (("ibc", 400), ("mse", 1500)):
@@ -380,10 +382,11 @@ def test_overfitting_one_episode_drives_the_action_error_to_near_zero() -> None:
             fit(demonstration.obs, demonstration.actions, trial=trial, steps=count) for count in (1, steps)
         )
         before, after = (
-            np.median(np.linalg.norm(policy.act(demonstration.obs) - demonstration.actions, axis=1))
+            np.linalg.norm(policy.act(demonstration.obs) - demonstration.actions, axis=1)
             for policy in (untrained, trained)
         )
-        assert after < 0.05 * spread and after < before / 4, (name, before, after, spread)
+        assert np.median(after) < 0.05 * spread, (name, np.median(after), spread)
+        assert before.max() > 0.05 * spread, (name, before.max(), spread)
 
 
 def test_training_improves_success() -> None:
