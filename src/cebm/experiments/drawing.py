@@ -1,8 +1,10 @@
 """What the figures of several claims share."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cebm.experiments.ledger import Interval
 
@@ -49,3 +51,11 @@ def bar(axes: Axes, x: float | int, values: Sequence[float], colour: str, width:
     found = Interval.of(values)
     axes.bar(x, found.mean, width, yerr=found.half, color=colour, alpha=0.6, error_kw={"linewidth": 0.8})
     axes.plot([x + width / 8] * len(values), values, "k.", markersize=4)
+
+
+def success_and_gaps(figure: Figure, numbers: Mapping[str, Any]) -> None:
+    """Success and the difference of negatives' and positives' energies along training, side by side."""
+    left, right = figure.subplots(1, 2)
+    curves(left, numbers["curves"], "success")
+    curves(right, numbers["gaps"], "mean E⁻ − mean E⁺")
+    right.set_yscale("symlog", linthresh=0.1)

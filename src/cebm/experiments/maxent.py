@@ -111,13 +111,10 @@ class MaxEnt(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import curves
+        from cebm.experiments.drawing import success_and_gaps
 
         figure.set_size_inches(9.0, 4.2)
-        left, right = figure.subplots(1, 2)
-        curves(left, finding.numbers["curves"], "success")
-        curves(right, finding.numbers["gaps"], "mean E⁻ − mean E⁺")
-        right.set_yscale("symlog", linthresh=0.1)
+        success_and_gaps(figure, finding.numbers)
 
 
 def beside() -> dict[str, Trial]:

@@ -84,12 +84,9 @@ class McmcLoss(Claim):
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
-        from cebm.experiments.drawing import curves
+        from cebm.experiments.drawing import success_and_gaps
 
-        left, right = figure.subplots(1, 2)
-        curves(left, finding.numbers["curves"], "success")
-        curves(right, finding.numbers["gaps"], "mean E⁻ − mean E⁺")
-        right.set_yscale("symlog", linthresh=0.1)
+        success_and_gaps(figure, finding.numbers)
 
 
 _FAILS = "It is not merely no better, it fails; the paper reads as if it worked about as well, which we do not see. "
