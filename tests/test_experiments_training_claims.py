@@ -16,7 +16,7 @@ from cebm.envs.particle import ParticleTask, collect_particle
 from cebm.experiments import chains, dimensions, joint, mcmc_loss, noise
 from cebm.experiments.chains import Chains
 from cebm.experiments.dimensions import Dimensions, skill
-from cebm.experiments.joint import EARLY, Joint, five_epochs
+from cebm.experiments.joint import EARLY, FREE, Joint, five_epochs
 from cebm.experiments.ledger import (
     PAPER,
     SMOKE,
@@ -151,8 +151,8 @@ def test_claims_share_the_trainings_that_they_can() -> None:
         assert plain in keys[slug]
     assert training("correct", PAPER, 4).key in keys["chains"] & keys["maxent"]
     sizes = {slug: len(found) for slug, found in keys.items()}
-    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 13, "maxent": 26, "joint": 15, "dimensions": 45}
-    assert len(set().union(*keys.values())) == 5 * 9 + 3 + 2 * 3 + 3 * 3 + 45
+    assert sizes == {"noise": 15, "chains": 20, "mcmc-loss": 13, "maxent": 26, "joint": 18, "dimensions": 45}
+    assert len(set().union(*keys.values())) == 5 * 9 + 3 + 2 * 3 + 3 + 3 * 3 + 45
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
@@ -380,6 +380,16 @@ def test_joint_verdicts() -> None:
     assert joint_verdict(success=0.5, ibc=0.1) == "does not hold"
     assert joint_verdict(gap=0.04, spread=0.01) == "inconclusive"
     assert joint_verdict(spread=0.5) == "inconclusive"
+
+
+def test_the_joint_energy_without_squared_energies_is_told_and_decides_nothing() -> None:
+    def finding(success: float) -> Finding:
+        return judged(Joint(), lambda label, seed: result(success if label == FREE else 0.4 + 0.01 * seed))
+
+    assert f"`{FREE}` has errors of 0.1 (0.1 to 0.1) in training" in finding(0.3).measured
+    assert finding(0.0).verdict == finding(1.0).verdict and finding(0.0).measured != finding(1.0).measured
+    free = next(task for task in Joint().tasks(PAPER, [0]) if task.label == FREE)
+    assert isinstance(free, Training) and replace(free.job.trial, positive_l2=1.0) == find_trial("joint-replay")
 
 
 @pytest.mark.parametrize("scale", [PAPER, SMOKE, TINY], ids=["paper", "smoke", "tiny"])
