@@ -135,7 +135,10 @@ def test_all_claims_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert of(slug, "last", "ibc") == [ibc["last"]["success"]]
         assert of(slug, "curves", "ibc", 0, -1) == (6.0, ibc["curve"][-1]["success"])
     assert of("joint", "errors", "ibc", "validation", 0) == ibc["curve"][-1]["validation_action_error"]
-    assert of("dimensions", "skill", "ibc", 0, 0) == skill(ibc["curve"][-1]["validation_action_error"], 2)
+    key = dimensions.in_dimensions("ibc", 2, TINY, 0, "").key
+    planar = json.loads((out / "runs" / f"{key}.json").read_text())["result"]["curve"][-1]
+    assert planar["step"] == TINY.steps // 2
+    assert of("dimensions", "skill", "ibc", 0, 0) == skill(planar["validation_action_error"], 2)
     # An untrained energy is flat: its density is uniform on [-1.1, 1.1]², and knows nothing of the observation.
     assert of("noise", "values", "entropy", 0, 0) == pytest.approx(2 * math.log(2.2), abs=0.05)
     assert of("noise", "values", "information", 0, 0) == pytest.approx(0, abs=0.05)

@@ -82,12 +82,12 @@ class Validation(Claim):
         "implementation, logs metrics that follow the same course."
     )
     protocol = (
-        "Trainings of `ibc`, the paper's settings: one episode in 2-D for half of the steps, and 2,000 episodes in "
-        "2-D and in 16-D. And, against curves logged from the reference implementation with one seed (1 episode in "
-        "2-D, 300 steps; 2,000 in 2-D, 1,000 steps; 2,000 in 16-D, 600 steps): `ibc` with that code's settings, which "
-        "are standardised observations, σ = 1, step size 0.1 → 1e-5, steps clipped at 10 % of half the range, and no "
-        "margin around actions that fill the space. With 2,000 episodes two things still differ: batches are "
-        "permutations of the data and not draws with replacement, and the learning rate falls once per epoch (195 "
+        "Trainings of `ibc`, the paper's settings: one episode in 2-D, and 2,000 episodes in 2-D and in 16-D, all for "
+        "half of the usual steps. And, against curves logged from the reference implementation with one seed (1 "
+        "episode in 2-D, 300 steps; 2,000 in 2-D, 1,000 steps; 2,000 in 16-D, 600 steps): `ibc` with that code's "
+        "settings, which are standardised observations, σ = 1, step size 0.1 → 1e-5, steps clipped at 10 % of half the "
+        "range, and no margin around actions that fill the space. With 2,000 episodes two things still differ: batches "
+        "are permutations of the data and not draws with replacement, and the learning rate falls once per epoch (195 "
         "steps), by what it falls there in as many steps. Beside that, success after 2,358 steps with batches of 128, "
         "where the reference code succeeded in 42 of 50 episodes; how that acted is not recorded, so this is reported "
         "and decides nothing."
