@@ -61,7 +61,13 @@ def result(
         "steps": 100,
         "curve": [row | {"step": 49, "success": 0.0, "train_action_error": 9.0, "validation_action_error": 9.0}, row],
         "training": [
-            {"step": step, "negative_distance": distances[step > 50], "energy_gap": step / 10, "clipped": step / 200}
+            {
+                "step": step,
+                "negative_distance": distances[step > 50],
+                "energy_gap": step / 10,
+                "clipped": step / 200,
+                "gradient_norm_last": step / 4,
+            }
             for step in (10, 30, 50, 51, 75, 100)
         ],
         "last": {"success": success},
@@ -228,10 +234,29 @@ def test_what_is_said_about_noise_follows_the_parts() -> None:
     assert finding.verdict == "does not hold" and finding.numbers["parts"].keys() == {"distance", "entropy"}
     assert "up to the landscape" in finding.comment and "get narrower with less noise, as" in finding.comment
     assert "can tell, and says nothing." in finding.comment
-    assert finding.measured.endswith("information: at its ceiling).")
+    assert "information: at its ceiling)." in finding.measured
     assert finding.comment.endswith("All valleys are wide enough for the quadrature's nodes.")
     narrow = judged(Noise(), lambda label, seed: result() | {"coarse": 0.25 if seed == 1 else 0.0}, seeds=3)
     assert "valleys of 25 % of the observations are too narrow" in narrow.comment
+
+
+def test_noise_tells_the_beginning_of_training_from_its_second_half() -> None:
+    def made(early: float) -> Callable[[str, int], Result]:
+        def each(label: str, seed: int) -> Result:
+            decades = math.log10(float(label.removeprefix("ibc-noise-")))
+            found = result(distances=(1 + 0.002 * seed * decades, 1 + 0.002 * seed))
+            found["training"][0]["negative_distance"] += early * decades  # step 10 of 100; step 30 is no longer early
+            return found
+
+        return each
+
+    found = judged(Noise(), made(0.1), seeds=3)
+    assert found.numbers["early slope"][0] == pytest.approx(0.102)
+    assert found.numbers["slopes"]["distance"][0] == pytest.approx(0)
+    assert found.verdict == "does not hold"
+    assert "norm of 25 (25 to 25) at the end" in found.comment and "50 % of the moves are clipped" in found.comment
+    for other in (made(-0.1), made(0.0)):  # the other way round, or not at all
+        assert "as the paper says" not in judged(Noise(), other, seeds=3).comment
 
 
 def test_noise_recovers_slopes_from_the_second_half_of_training() -> None:

@@ -240,13 +240,14 @@ class Results:
         """One success per seed: `second_half` of its run."""
         return [second_half(run) for run in self.by_label[label]]
 
-    def distances(self, label: str) -> list[float]:
+    def distances(self, label: str, after: float = 0.5, until: float = 1.0) -> list[float]:
         """One per seed: how far the negatives were from the demonstrated actions, the mean over the second half of
-        training, or over all of a run that did not get there."""
+        training, or another share of it, or over all of a run that did not get there."""
         found = []
         for run in self.by_label[label]:
-            late = [row for row in run["training"] if row["step"] > run["steps"] / 2] or run["training"]
-            found.append(float(np.mean([row["negative_distance"] for row in late])))
+            begin, end = after * run["steps"], until * run["steps"]
+            rows = [row for row in run["training"] if begin < row["step"] <= end] or run["training"]
+            found.append(float(np.mean([row["negative_distance"] for row in rows])))
         return found
 
 
