@@ -416,6 +416,10 @@ def test_the_joint_energy_without_squared_energies_is_told_and_decides_nothing()
 
     assert f"`{FREE}` has errors of 0.1 (0.1 to 0.1) in training" in finding(0.3).measured
     assert finding(0.0).verdict == finding(1.0).verdict and finding(0.0).measured != finding(1.0).measured
+    assert finding(0.3).numbers["kept by squared energies"][0] == pytest.approx(0.11)  # 0.41, of the first three seeds
+    assert "without them it acts worse" in finding(0.3).comment
+    assert "without them it acts better" in finding(0.5).comment
+    assert "do not tell." in finding(0.41).comment.split("squared")[1]
     free = next(task for task in Joint().tasks(PAPER, [0]) if task.label == FREE)
     assert isinstance(free, Training) and replace(free.job.trial, positive_l2=1.0) == find_trial("joint-replay")
 

@@ -87,6 +87,8 @@ class Joint(Claim):
         gap = Interval.of_difference(gaps["joint-replay"], gaps["ibc"])
         lost = Interval.of_difference(success["ibc"], success["joint-replay"])
         parts: dict[str, Verdict] = {"fits": decide(left), "overfits": decide(gap), "generalises poorly": decide(lost)}
+        seeds = len(success[FREE])  # the first ones
+        kept = Interval.of_difference(success["joint-replay"][:seeds], success[FREE])
         joint, ibc, free = (
             " and ".join(
                 f"{Interval.of(errors[trial][part]).number()} in {name}"
@@ -103,7 +105,8 @@ class Joint(Claim):
             f"Training error of `joint-replay` after five epochs {Interval.of(early).number()}; at the end its errors "
             f"are {joint}, those of `ibc` {ibc}, and its gap is larger by {gap.number()}. Success "
             f"{Interval.of(success['joint-replay']).percent()} and {Interval.of(success['ibc']).percent()} ({found}). "
-            f"`{FREE}` has errors of {free}, and a success of {Interval.of(success[FREE]).percent()}.",
+            f"`{FREE}` has errors of {free}, and a success of {Interval.of(success[FREE]).percent()}, {kept.points()} "
+            f"from there to `joint-replay` on the same {seeds} seeds.",
             {
                 "early": early,
                 "success": success,
@@ -111,6 +114,7 @@ class Joint(Claim):
                 "left to fit": left.to_json(),
                 "gap": gap.to_json(),
                 "lost success": lost.to_json(),
+                "kept by squared energies": kept.to_json(),
                 "parts": parts,
                 "curves": results.curves(trials),
                 "error curves": {
@@ -119,7 +123,10 @@ class Joint(Claim):
                     for trial, curves in results.curves(trials, f"{part}_action_error").items()
                 },
             },
-            _COMMENTS[parts["fits"]] + (_WORSE[overfits] if poorly == "holds" else _ENDINGS[poorly]) + excluded,
+            _COMMENTS[parts["fits"]]
+            + (_WORSE[overfits] if poorly == "holds" else _ENDINGS[poorly])
+            + excluded
+            + _FREE[decide(kept)],
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -151,4 +158,10 @@ _WORSE: dict[Verdict, str] = {
     "holds": " What an action costs at an unseen observation is hardly trained, and it acts worse than `ibc` there.",
     "does not hold": " It acts worse than `ibc`, and not by overfitting: its gap is the smaller one.",
     "inconclusive": " It acts worse than `ibc`; whether by overfitting, the gap does not tell.",
+}
+# Whether the squared energies are why it generalises as it does.
+_FREE: dict[Verdict, str] = {
+    "holds": " The squared energies in its loss have a part in that: without them it acts worse.",
+    "does not hold": " The squared energies in its loss are not what helps it: without them it acts better.",
+    "inconclusive": " Whether the squared energies in its loss have a part in that, these seeds do not tell.",
 }
