@@ -420,6 +420,10 @@ def test_the_joint_energy_without_squared_energies_is_told_and_decides_nothing()
     assert "without them it acts worse" in finding(0.3).comment
     assert "without them it acts better" in finding(0.5).comment
     assert "do not tell." in finding(0.41).comment.split("squared")[1]
+    assert "training data worse" not in finding(0.3).comment
+    worse = judged(Joint(), lambda label, seed: result(train=0.3 if label == FREE else 0.1 + 0.001 * seed))
+    assert worse.numbers["training error without them"][0] == pytest.approx(0.199)
+    assert "training data worse, too. At the end its negatives' energies lie 10 (10 to 10) above" in worse.comment
     free = next(task for task in Joint().tasks(PAPER, [0]) if task.label == FREE)
     assert isinstance(free, Training) and replace(free.job.trial, positive_l2=1.0) == find_trial("joint-replay")
 
