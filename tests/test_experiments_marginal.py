@@ -15,7 +15,12 @@ from test_experiments_running import TINY, short
 
 
 def run(*successes: float) -> Result:
-    return {"steps": 300, "curve": [{"step": 100 * (i + 1), "success": s} for i, s in enumerate(successes)]}
+    return {
+        "steps": 300,
+        "curve": [{"step": 100 * (i + 1), "success": s} for i, s in enumerate(successes)],
+        "training": [{"step": 100, "negative_distance": 9.0}, {"step": 200, "negative_distance": 1 - successes[-1]}],
+        "conditional_entropy": -4 - successes[-1],
+    }
 
 
 def results(ibc: list[float], described: list[float], exact: list[float] | None = None) -> Results:
@@ -49,6 +54,13 @@ def test_exact_samples_of_the_marginal_are_compared_on_the_same_seeds() -> None:
     assert "neither better nor worse" in comment(0.5)
 
 
+def test_negatives_and_valleys_are_told_apart() -> None:
+    finding = Marginal().judge(results([0.7] * 5, [0.5] * 5))
+    assert finding.numbers["distances"]["ibc"] == pytest.approx([0.3] * 3)
+    assert finding.numbers["conditional entropies"]["correct-mas-maxent"] == pytest.approx([-4.5] * 3)
+    assert "are 0.5 (0.5 to 0.5) away" in finding.comment and "-4.5 (-4.5 to -4.5) and -4.7" in finding.comment
+
+
 def test_the_margin() -> None:
     assert on_par(Interval(0.0, -0.09, 0.09)) == "holds"
     assert on_par(Interval(0.05, -0.01, 0.11)) == "inconclusive"
@@ -66,7 +78,7 @@ def test_a_run_that_diverged_counts_as_zero() -> None:
     from matplotlib.figure import Figure
 
     hand = results([0.6] * 5, [0.6] * 5)
-    gone = {"steps": 300, "curve": [{"step": 100, "success": 0.6}], "diverged": "loss is nan"}
+    gone = run(0.6) | {"diverged": "loss is nan"}
     lost = [*hand.by_label["correct-mas-maxent"][:4], gone]
     claim = Marginal()
     finding = claim.judge(Results(hand.by_label | {"correct-mas-maxent": lost}))
@@ -91,7 +103,7 @@ def test_tasks_differ_in_the_sampler_alone() -> None:
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
-    monkeypatch.setattr(ledger, "information", lambda *_: {})  # takes time, and this claim does not ask
+    monkeypatch.setattr(ledger, "information", lambda *_: {"conditional_entropy": 0.0})  # for the time it takes
     claim = Marginal()
     tasks = [short(task) for task in claim.tasks(TINY, range(1))]
     found = Results.of(tasks, {task.key: task.run(tmp_path / task.key) for task in tasks})
