@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cebm.experiments import ledger
-from cebm.experiments.ledger import PAPER, Interval, Result, Results, Training, second_half
-from cebm.experiments.marginal import PAPERS, Marginal, on_par, steps_per_epoch
+from cebm.experiments.ledger import PAPER, Finding, Interval, Result, Results, Training, second_half
+from cebm.experiments.marginal import LONG, PAPERS, Marginal, on_par, steps_per_epoch
 from cebm.trials import find_trial
 from test_experiments_running import TINY, short
 
@@ -23,11 +23,15 @@ def run(*successes: float) -> Result:
     }
 
 
-def results(ibc: list[float], described: list[float], exact: list[float] | None = None) -> Results:
+def results(
+    ibc: list[float], described: list[float], exact: list[float] | None = None, longer: list[float] | None = None
+) -> Results:
     by_label = {trial: [run(0.0, s, s) for s in ibc] for trial in PAPERS}
     by_label["correct-mas-maxent"] = [run(0.0, s, s) for s in described]
     more = {f"correct-mas-maxent-{count}": by_label["correct-mas-maxent"][:3] for count in (32, 64)}
-    return Results(by_label | more | {"in-batch": [run(0.0, s, s) for s in (exact or described)[:3]]})
+    for label, successes in (("in-batch", exact), (LONG, longer)):
+        more[label] = [run(0.0, s, s) for s in (successes or described)[:3]]
+    return Results(by_label | more)
 
 
 def test_the_verdict_is_equivalence() -> None:
@@ -52,6 +56,17 @@ def test_exact_samples_of_the_marginal_are_compared_on_the_same_seeds() -> None:
     assert "is better: the sampler's error" in comment(0.8)
     assert "is worse: what the sampler learns" in comment(0.1)
     assert "neither better nor worse" in comment(0.5)
+
+
+def test_the_longer_training_is_compared_with_ibc_and_decides_nothing() -> None:
+    def finding(longer: float) -> Finding:
+        return Marginal().judge(results([0.7, 0.71, 0.72, 0.1, 0.1], [0.4] * 5, longer=[longer, longer, longer + 0.01]))
+
+    assert finding(0.7).numbers["longer over ibc"][0] == pytest.approx(-0.02 / 3)
+    assert "it takes longer" in finding(0.7).comment
+    assert "time is not what it lacks" in finding(0.5).comment
+    assert "do not tell" in finding(0.61).comment.split("three times")[1]
+    assert finding(0.7).verdict == finding(0.5).verdict
 
 
 def test_negatives_and_valleys_are_told_apart() -> None:
@@ -90,9 +105,10 @@ def test_a_run_that_diverged_counts_as_zero() -> None:
 
 def test_tasks_differ_in_the_sampler_alone() -> None:
     tasks = [task for task in Marginal().tasks(PAPER, range(5)) if isinstance(task, Training)]
-    assert len(tasks) == 4 * 5 + 3 * 3
+    assert len(tasks) == 4 * 5 + 4 * 3
+    assert [task.job.steps for task in tasks if task.label == LONG] == [9000] * 3
     assert replace(find_trial("in-batch"), negatives="chains") == find_trial("ibc")
-    first = [task.job for task in tasks if task.seed == 0]
+    first = [task.job for task in tasks if task.seed == 0 and task.label != LONG]
     assert len({(job.steps, job.episodes, job.task) for job in first}) == 1
     more = next(job for job in first if job.name == "correct-mas-maxent-64")
     assert more.trial.negative_count == 64
