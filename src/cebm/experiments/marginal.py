@@ -147,8 +147,8 @@ class Marginal(Claim):
                 "holds": " Trained three times as long it is on par with `ibc`: it takes longer.",
                 "does not hold": " Nor is it on par with `ibc` when trained three times as long: time is not what it "
                 "lacks.",
-                "inconclusive": " Whether it would be on par when trained three times as long, these seeds do not "
-                "tell.",
+                "inconclusive": " Whether it is on par when trained three times as long, these seeds do not tell"
+                + (", but it is still behind." if longer.high < 0 else "."),
             }[on_par(longer)],
         )
 
@@ -160,6 +160,7 @@ class Marginal(Claim):
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         whole = {trial: numbers["curves"][trial] for trial in (*PAPERS, LONG) if numbers["curves"][trial]}
         curves(left, whole, "success on validation episodes")
+        left.set_ylim(0, 1)
         each = numbers["steps_per_epoch"]
         if each is not None:
             top = left.secondary_xaxis("top", functions=(lambda step: step / each, lambda epoch: epoch * each))
