@@ -52,6 +52,11 @@ class Scale:
     small: bool
     """Tiny networks and batches, to try the code and not the claim."""
 
+    @property
+    def half(self) -> int:
+        """Half of the training steps, for runs that gain nothing by more."""
+        return max(1, self.steps // 2)
+
     def trial(self, trial: Trial) -> Trial:
         """The trial at this scale."""
         if not self.small:

@@ -110,7 +110,7 @@ class Validation(Claim):
         tasks: list[Task] = []
         for seed in seeds:
             tasks.append(Computation(self, seed, scale, cost=scale.steps / 10))
-            tasks.append(train_task("ibc", scale, seed, "1 episode", episodes=1, steps=max(1, scale.steps // 2)))
+            tasks.append(train_task("ibc", scale, seed, "1 episode", episodes=1, steps=scale.half))
             tasks += [in_dimensions("ibc", dim, scale, seed, f"{dim}-D") for dim in (2, 16)]
         return tasks
 
