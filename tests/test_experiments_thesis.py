@@ -64,6 +64,25 @@ def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(results(lambda b: b, lambda b: -b, recipes=4)).verdict == "inconclusive"
 
 
+def test_sharpness_is_told_apart_where_energies_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some recipes run away: they are the sharpest, and wrong. The others are the better the sharper they are."""
+    monkeypatch.setattr(thesis, "RESAMPLES", 200)
+    hand = results(lambda b: b, lambda b: -b)
+    for name in list(hand.by_label)[:4]:
+        for run in hand.by_label[name]:
+            run["curve"][-1] |= {"mi_bound": -1000.0 - run["curve"][-1]["mi_bound"], "success": 0.0}
+            run["conditional_entropy"] -= 20
+    finding = Thesis().judge(hand)
+    assert finding.verdict == "holds" and "24 runs with a bound above 0" in finding.measured
+    assert finding.numbers["correlations"]["entropy-success"][2] > 0
+    assert finding.numbers["correlations_above_0"]["entropy-success"] == pytest.approx([-1, -1, -1])
+    assert "not seen over all runs; it is over those" in finding.comment
+    for run in (run for name in list(hand.by_label)[4:] for run in hand.by_label[name]):
+        run["conditional_entropy"] *= -1  # reversed: the flatter the better
+    assert "nor over those with a bound above 0" in Thesis().judge(hand).comment
+    assert "do go with success" in Thesis().judge(results(lambda b: b, lambda b: -b)).comment
+
+
 def test_runs_that_diverged_are_left_out_and_counted() -> None:
     hand = results(lambda b: b, lambda b: -b, recipes=6).by_label
     gone = {"diverged": "loss is nan", "curve": [], "conditional_entropy": None}

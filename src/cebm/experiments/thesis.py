@@ -13,7 +13,7 @@ from cebm.training import Job
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURES = {"bound": "bound on I(x; y), nats", "entropy": "H(y|x), nats"}
+MEASURES = {"bound": "bound below its ceiling by, nats", "entropy": "H(y|x), nats"}
 OUTCOMES = {"success": "validation success", "error": "validation error", "gap": "validation − training error"}
 NEAR = 0.1
 """To the ceiling of the bound, in nats."""
@@ -38,7 +38,8 @@ class Thesis(Claim):
         "being the negatives whatever the run was trained with, and H(y|x) of its energy on validation observations "
         "by quadrature; against its success on validation episodes, its action error on validation pairs, and the gap: "
         "that error minus the one on training pairs. Of a recipe that was trained for several lengths the longest "
-        "counts."
+        "counts. Added when the result had been seen, and deciding nothing: the same over the runs whose bound is "
+        "above 0, as an energy with less tells the demonstrated action worse than guessing does."
     )
     metric = (
         "Spearman's rank correlation over runs, with a 95 % interval from 2,000 bootstrap samples over recipes, the "
@@ -81,11 +82,11 @@ class Thesis(Claim):
             "error": [row["validation_action_error"] for row in last],
             "gap": [row["validation_action_error"] - row["train_action_error"] for row in last],
         }
-        found = {
-            (measure, outcome): correlation(columns[measure], columns[outcome], recipe)
-            for measure in MEASURES
-            for outcome in OUTCOMES
-        }
+        found = correlations(columns, recipe)
+        telling = [i for i, bound in enumerate(columns["bound"]) if bound > 0]
+        found_telling = correlations(
+            {name: [values[i] for i in telling] for name, values in columns.items()}, [recipe[i] for i in telling]
+        )
         near = sum(row["mi_ceiling"] - row["mi_bound"] < NEAR for row in last)
         coarse = sum(run["coarse"] > 0.5 for _, run in runs)
         verdict: Verdict = decide(found["bound", "success"]) if len(names) >= LEAST_RECIPES else "inconclusive"
@@ -94,20 +95,28 @@ class Thesis(Claim):
             words = (("success", "success"), ("error", "the validation error"), ("gap", "the gap"))
             return ", ".join(f"with {word} {found[measure, outcome].number()}" for outcome, word in words)
 
+        def as_json(table: Correlations) -> dict[str, list[float | None]]:
+            return {f"{measure}-{outcome}": interval.to_json() for (measure, outcome), interval in table.items()}
+
         return Finding(
             verdict,
             f"Rank correlation over {len(runs)} runs of {len(names)} recipes: the bound {told('bound')}; H(y|x) "
-            f"{told('entropy')}." + (f" Runs that diverged: {diverged}." if diverged else ""),
+            f"{told('entropy')}. Over the {len(telling)} runs with a bound above 0, with success: the bound "
+            f"{found_telling['bound', 'success'].number()}, H(y|x) {found_telling['entropy', 'success'].number()}."
+            + (f" Runs that diverged: {diverged}." if diverged else ""),
             {
-                "correlations": {f"{m}-{o}": interval.to_json() for (m, o), interval in found.items()},
+                "correlations": as_json(found),
+                "correlations_above_0": as_json(found_telling),
                 "recipes": names,
                 "recipe": recipe,
-                "columns": columns,
+                "columns": columns | {"ceiling": [row["mi_ceiling"] for row in last]},
             },
             "The bound is high where an energy tells the demonstrated action from those of other observations, and is "
             "confident only when right. H(y|x) measures sharpness alone, right or wrong: an energy that is sharp in "
-            "the wrong place has low entropy and, held out, a low bound. A correlation over recipes says what goes "
-            "together, not what causes what, and the recipes are those that the other claims happen to compare. "
+            "the wrong place has low entropy and, held out, a low bound. "
+            f"{_sharpness(found['entropy', 'success'], found_telling['entropy', 'success'])} A correlation over "
+            "recipes says what goes together, not what causes what, and the recipes are those that the other claims "
+            "happen to compare. "
             f"The bound is within {NEAR} nats of its ceiling in {near} of {len(runs)} runs, which it hardly tells "
             f"apart, and in {coarse} most valleys are too narrow for the quadrature, so that their H(y|x) is about "
             "that of one cell.",
@@ -121,14 +130,18 @@ class Thesis(Claim):
         for row, (outcome, vertical) in zip(grid, OUTCOMES.items(), strict=True):
             for axes, (measure, horizontal) in zip(row, MEASURES.items(), strict=False):
                 x, y = np.array(numbers["columns"][measure]), np.array(numbers["columns"][outcome])
+                if measure == "bound":
+                    # Most are just below the ceiling, and a few energies are so confident and so wrong that on a
+                    # linear axis the others would be one dot. To the right there is more information.
+                    x = np.array(numbers["columns"]["ceiling"]) - x
+                    axes.set_xscale("log")
+                    axes.xaxis.set_inverted(True)
                 axes.plot(x, y, ".", color="#999999", markersize=3)
                 for i in range(len(numbers["recipes"])):
                     mine = recipe == i
-                    axes.text(x[mine].mean(), y[mine].mean(), str(i + 1), fontsize=7, ha="center", va="center")
+                    axes.text(np.median(x[mine]), np.median(y[mine]), str(i + 1), fontsize=7, ha="center", va="center")
                 mean, low, high = numbers["correlations"][f"{measure}-{outcome}"]
                 axes.set_title(f"ρ = {mean:.2f} ({low:.2f} to {high:.2f})", fontsize=9)
-                # A few energies are so confident and so wrong that the others would be one dot.
-                axes.set_xscale("symlog" if measure == "bound" else "linear")
                 axes.set_xlabel(horizontal)
                 axes.set_ylabel(vertical)
         for axes in grid[:, 2]:
@@ -146,6 +159,31 @@ def _counts(task: Training, scale: Scale) -> bool:
     job = task.job
     same = job.task == ParticleTask() and job.data is None and job.episodes == scale.demonstrations
     return same and not job.trial.network.explicit
+
+
+Correlations = dict[tuple[str, str], Interval]
+
+
+def correlations(columns: dict[str, list[float]], recipe: Sequence[int]) -> Correlations:
+    """Of every measure with every outcome."""
+    return {
+        (measure, outcome): correlation(columns[measure], columns[outcome], recipe)
+        for measure in MEASURES
+        for outcome in OUTCOMES
+    }
+
+
+def _sharpness(everywhere: Interval, telling: Interval) -> str:
+    """What the correlations of H(y|x) with success say about the second half of the claim."""
+    if everywhere.high < 0:
+        return "Sharp energies, with a low H(y|x), do go with success."
+    seen = "That a low H(y|x) goes with success is not seen over all runs"
+    if telling.high < 0:
+        return (
+            f"{seen}; it is over those with a bound above 0, which know something: being sharp helps an energy that is "
+            "right, and the others are sharp and wrong."
+        )
+    return f"{seen}, nor over those with a bound above 0."
 
 
 def correlation(x: Sequence[float], y: Sequence[float], recipe: Sequence[int]) -> Interval:
