@@ -117,9 +117,9 @@ class Thesis(Claim):
             f"{_sharpness(found['entropy', 'success'], found_telling['entropy', 'success'])} A correlation over "
             "recipes says what goes together, not what causes what, and the recipes are those that the other claims "
             "happen to compare. "
-            f"The bound is within {NEAR} nats of its ceiling in {near} of {len(runs)} runs, which it hardly tells "
-            f"apart, and in {coarse} most valleys are too narrow for the quadrature, so that their H(y|x) is about "
-            "that of one cell.",
+            f"The bound is within {NEAR} nats of its ceiling in {near} of {len(runs)} runs, where it shows differences "
+            f"of information as small ones; in {coarse} most valleys are too narrow for the quadrature, so that their "
+            "H(y|x) is about that of one cell.",
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
