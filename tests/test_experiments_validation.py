@@ -17,6 +17,7 @@ from cebm.experiments.validation import (
     COLUMNS,
     COMPARED,
     REFERENCE,
+    Case,
     Recorder,
     Validation,
     deviation,
@@ -95,15 +96,16 @@ def test_a_deviation_by_hand() -> None:
     assert deviation(both, "first_gap") == 0.0
 
 
-def test_the_sampler_is_the_references(generator: torch.Generator) -> None:
-    """y ← y − clip(λ(½∇E + σω)), λ from 0.1 to 1e-5 by the square, moves of at most 0.1, in the box of the case."""
-    case = CASES[1]
+@pytest.mark.parametrize(("case", "box"), [(CASES[0], 1.1), (CASES[1], 1.0)])
+def test_the_sampler_is_the_references(case: Case, box: float, generator: torch.Generator) -> None:
+    """y ← y − clip(λ(½∇E + σω)), λ from 0.1 to 1e-5 by the square, moves of at most a tenth of half the box, whose
+    margin is that of the case."""
     trial = reference_trial(case, PAPER, 100_000)
     energy = Network(width=16).build(8, 2, generator)
     for weight in energy.parameters():
         weight.data *= 30  # steep enough that gradient, noise and clip all matter
     context = energy.encode(torch.randn(5, 8, generator=generator)).detach()
-    start = 2 * torch.rand(5, 4, 2, generator=generator) - 1
+    start = box * (2 * torch.rand(5, 4, 2, generator=generator) - 1)
     seed = generator.initial_seed() // 2
     found = run(trial.sampler, energy, context, start, torch.Generator().manual_seed(seed)).actions
 
@@ -113,7 +115,7 @@ def test_the_sampler_is_the_references(generator: torch.Generator) -> None:
             size = (0.1 - 1e-5) * (1 - k / 9) ** 2 + 1e-5
             gradient = energy.energies_and_gradients(context, y)[1].detach()
             noise = torch.randn(y.shape, generator=generator)
-            y = (y - (0.5 * size * gradient - size**exponent * noise).clamp(-0.1, 0.1)).clamp(-1, 1)
+            y = (y - (0.5 * size * gradient - size**exponent * noise).clamp(-0.1 * box, 0.1 * box)).clamp(-box, box)
         return y
 
     torch.testing.assert_close(found, by_hand(1.0))

@@ -25,7 +25,7 @@ def margin_limit(margin: float) -> float:
 
 def step_limit(fraction: float, convention: StepConvention = "range") -> float:
     """Largest move of a coordinate in one step. `fraction` of the range (the paper: 25 % of 2 is 0.5), or of
-    half the range (the reference code's convention: 25 % is 0.25)."""
+    half the range (the reference code's convention: 25 % is 0.25; where its box has a margin, it counts that in)."""
     if not fraction > 0:
         raise ValueError(f"step_clip must be positive, got {fraction}")
     if convention not in ("range", "half-range"):
