@@ -16,6 +16,7 @@ from cebm.experiments.validation import (
     CASES,
     COLUMNS,
     COMPARED,
+    DISTANCE,
     REFERENCE,
     Case,
     Recorder,
@@ -24,6 +25,7 @@ from cebm.experiments.validation import (
     read_reference,
     reference_trial,
     trainer_of,
+    within,
 )
 from cebm.negatives import Uniform
 from cebm.policy import Network
@@ -54,7 +56,12 @@ def results(ours: list[dict[str, list[float]]], error: float = 0.01) -> Results:
         for seed in range(3)
     ]
     computed = [
-        {"cases": {case.name: {"ours": one, "reference": course()} for case in CASES}, "success": 0.8} for one in ours
+        {
+            "cases": {case.name: {"ours": one, "reference": course()} for case in CASES},
+            "other_episodes": [course(1.1)[DISTANCE], course(0.9)[DISTANCE]],
+            "success": 0.8,
+        }
+        for one in ours
     ]
     return Results({"computation": computed, "1 episode": list(trained), "2-D": trained, "16-D": trained})
 
@@ -85,6 +92,28 @@ def test_the_verdict() -> None:
     for one in wrong:
         one["positive_energy"] = [value + 8 for value in one["positive_energy"]]
     assert judge(results(wrong)).verdict == "does not hold"
+
+
+def test_what_keeps_it_from_holding_is_named() -> None:
+    judge = Validation().judge
+    comment = judge(results(near(0.02))).comment
+    assert "Not within its limit" not in comment
+    far = results(near(0.02))
+    for computed in far.by_label["computation"]:  # the distances of the one episode, and nothing else
+        both = computed["cases"][CASES[0].name]
+        both["ours"] = both["ours"] | {DISTANCE: course(2.0)[DISTANCE]}
+    finding = judge(far)
+    assert finding.verdict == "does not hold" and finding.comment.endswith("than episodes do.")
+    assert "limit: distance in 2-D, 1 episode." in finding.comment
+    assert "100 % of the rows" in finding.measured and "9 episodes of ours, 3 of them lower" in finding.measured
+    for computed in far.by_label["computation"]:
+        computed["other_episodes"] = [course(1.5)[DISTANCE]]
+    assert judge(far).comment.endswith("does not explain all of it.")
+    assert judge(results(near(0.02), error=0.2)).comment.endswith("limit: action error on the one episode.")
+
+
+def test_rows_within_others_by_hand() -> None:
+    assert within([1.0, 2.0, 3.0, 4.0], [[0.0, 2.0, 4.0, 5.0], [2.0, 2.0, 5.0, 3.0]]) == 0.75
 
 
 def test_a_deviation_by_hand() -> None:
