@@ -21,7 +21,7 @@ def results(ibc: list[float], correct: list[float]) -> Results:
     def run(success: float) -> Result:
         curve = [{"step": 1, "success": 1 - success}, {"step": 2, "success": success}]
         training = [{"step": step, "negative_distance": 1 - success} for step in (1, 2)]
-        last = {"last": {"success": success}}
+        last = {"last": {"success": success}, "conditional_entropy": -5 - success}
         return {"steps": 2, "curve": curve, "training": training} | last
 
     made = {"ibc": ibc, "correct": correct}
@@ -33,9 +33,10 @@ def test_the_verdict_follows_the_difference_and_flips_with_it() -> None:
     good, bad = [0.6, 0.7, 0.65, 0.6, 0.7], [0.3, 0.35, 0.2, 0.3, 0.3]
     judge = Formulation().judge
     assert judge(results(good, bad)).verdict == "holds"
-    assert "keeps them further away" in judge(results(good, bad)).comment
+    assert "end further away, where they may teach less" in judge(results(good, bad)).comment
+    assert "-5.65 (-5.71 to -5.59) nats with IBC's step and -5.29" in judge(results(good, bad)).comment
     assert judge(results(bad, good)).verdict == "does not hold"
-    assert "does not keep them away" in judge(results(bad, good)).comment
+    assert "do not end further away" in judge(results(bad, good)).comment
     assert judge(results(good, good)).verdict == "inconclusive"
     # Further away and yet better: what would explain the opposite is not said.
     odd = results(bad, good)

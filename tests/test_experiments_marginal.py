@@ -48,14 +48,15 @@ def test_the_verdict_is_equivalence() -> None:
 
 
 def test_exact_samples_of_the_marginal_are_compared_on_the_same_seeds() -> None:
-    learnt = [0.5, 0.52, 0.48, 0.9, 0.9]
+    def finding(exact: float, spread: float = 0.01) -> Finding:
+        exacts = [exact, exact + spread, exact + 2 * spread]
+        return Marginal().judge(results([0.7, 0.7, 0.7, 0.1, 0.1], [0.5, 0.52, 0.48, 0.9, 0.9], exacts))
 
-    def comment(exact: float) -> str:
-        return Marginal().judge(results([0.7] * 5, learnt, [s + exact for s in (0.0, 0.01, 0.02)])).comment
-
-    assert "is better: the sampler's error" in comment(0.8)
-    assert "is worse: what the sampler learns" in comment(0.1)
-    assert "neither better nor worse" in comment(0.5)
+    assert "Nor are exact samples of the marginal (`in-batch`) on par" in finding(0.4).comment
+    assert "are on par with `ibc`: the sampler's error" in finding(0.7).comment
+    assert "seeds so few do not tell" in finding(0.4, spread=0.1).comment
+    assert finding(0.4).numbers["exact over ibc"][0] == pytest.approx(-0.29)
+    assert finding(0.4).numbers["learnt over exact"][0] == pytest.approx(0.09)
 
 
 def test_the_longer_training_is_compared_with_ibc_and_decides_nothing() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from cebm.cli import main
 from cebm.experiments import CLAIMS, running
+from cebm.experiments.ledger import PAPER, Claim
 from cebm.experiments.page import ledger, prose, write_ledger, write_page
-from cebm.experiments.running import ReproductionError
+from cebm.experiments.running import ReproductionError, judge_records
 from test_experiments_running import Inline
 
 ROOT = Path(__file__).parent.parent
@@ -119,6 +120,20 @@ def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
     committed = {Path(line).stem for line in tracked.stdout.splitlines()}
     for path in (ROOT / "docs/results").glob("[0-9][0-9]-*.json"):
         assert set(json.loads(path.read_text())["runs"]) <= committed, path.name
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
+def test_the_committed_verdict_is_that_of_the_committed_runs(claim: Claim) -> None:
+    """By the code as it is: who changes a rule or a text judges again, which trains nothing."""
+    path = ROOT / f"docs/results/{claim.number:02d}-{claim.slug}.json"
+    if not path.is_file():
+        pytest.skip("not measured yet")
+    committed = json.loads(path.read_text())
+    tasks = claim.tasks(PAPER, committed["seeds"])
+    _, record = judge_records(claim, tasks, PAPER, ROOT / "docs/results")
+    told = set(record) - {"commit", "measurements"}
+    assert {part: committed[part] for part in told} == {part: record[part] for part in told}
+    assert committed["measurements"].keys() == record["measurements"].keys()
 
 
 def test_the_committed_ledger_is_that_of_the_committed_records() -> None:

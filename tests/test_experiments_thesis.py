@@ -56,6 +56,8 @@ def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ceiling in 1 of 36 runs" in finding.comment and "in 3 most valleys are too narrow" in finding.comment
     assert finding.numbers["correlations"]["entropy-success"] == pytest.approx([-1, -1, -1])
     assert finding.numbers["correlations"]["bound-error"] == pytest.approx([-1, -1, -1])
+    assert "the bound does not fall" not in finding.comment
+    assert "the bound does not fall" in judge(results(lambda b: b, lambda b: b)).comment
     assert judge(results(lambda b: -b, lambda b: b)).verdict == "does not hold"  # reversed
     assert judge(results(lambda b: b, lambda b: b)).verdict == "holds"  # the gap does not decide
     assert judge(results(lambda b: -b, lambda b: -b)).verdict == "does not hold"
@@ -80,7 +82,10 @@ def test_sharpness_is_told_apart_where_energies_are_right(monkeypatch: pytest.Mo
     for run in (run for name in list(hand.by_label)[4:] for run in hand.by_label[name]):
         run["conditional_entropy"] *= -1  # reversed: the flatter the better
     assert "nor over those with a bound above 0" in Thesis().judge(hand).comment
-    assert "do go with success" in Thesis().judge(results(lambda b: b, lambda b: -b)).comment
+    assert (
+        "to the paper the way to information, goes with success. A"
+        in Thesis().judge(results(lambda b: b, lambda b: -b)).comment
+    )
 
 
 def test_runs_that_diverged_are_left_out_and_counted() -> None:

@@ -57,6 +57,7 @@ def result(
 ) -> Result:
     """What `measure` gives, as far as these claims read it; the distances are those of the two halves of training."""
     row = {"step": 100, "success": success, "train_action_error": train, "validation_action_error": validation}
+    row |= {"mi_bound": information}
     return {
         "steps": 100,
         "curve": [row | {"step": 49, "success": 0.0, "train_action_error": 9.0, "validation_action_error": 9.0}, row],
@@ -232,7 +233,7 @@ def test_noise_verdicts() -> None:
 def test_what_is_said_about_noise_follows_the_parts() -> None:
     finding = judged(Noise(), sweep(0.5, 0.0, 0.0, spread=0.002, at=noise.CEILING), seeds=3)
     assert finding.verdict == "does not hold" and finding.numbers["parts"].keys() == {"distance", "entropy"}
-    assert "up to the landscape" in finding.comment and "get narrower with less noise, as" in finding.comment
+    assert "does not depend on σ" in finding.comment and "get narrower with less noise, as" in finding.comment
     assert "can tell, and says nothing." in finding.comment
     told, early = finding.measured.split(" In the first fifth of training ")
     assert told.endswith("information: at its ceiling).") and early.startswith("a tenth of σ lowers the distance by")
@@ -256,8 +257,17 @@ def test_noise_tells_the_beginning_of_training_from_its_second_half() -> None:
     assert found.numbers["slopes"]["distance"][0] == pytest.approx(0)
     assert found.verdict == "does not hold"
     assert "norm of 25 (25 to 25) at the end" in found.comment and "50 % of the moves are clipped" in found.comment
+    assert "1.000 away with σ = 1, 0.898 with 0.1 and 0.796 with 0.01. Then" in found.comment
     for other in (made(-0.1), made(0.0)):  # the other way round, or not at all
-        assert "as the paper says" not in judged(Noise(), other, seeds=3).comment
+        assert "nearer negatives" not in judged(Noise(), other, seeds=3).comment
+
+    def to_a_tenth(label: str, seed: int) -> Result:
+        found = result(distances=(1.0, 1 + 0.002 * seed))
+        decades = max(-1.0, math.log10(float(label.removeprefix("ibc-noise-"))))
+        found["training"][0]["negative_distance"] += 0.2 * decades
+        return found
+
+    assert "below 0.1 hardly anything changes. Then" in judged(Noise(), to_a_tenth, seeds=3).comment
 
 
 def test_noise_recovers_slopes_from_the_second_half_of_training() -> None:
@@ -300,6 +310,19 @@ def test_the_papers_own_comparison_of_chains_is_spoken_of_where_it_comes_out_oth
     assert "how the paper compares them" in comment(0.3, 0.8)
     assert "how the paper compares them" not in comment(0.8, 0.8)
     assert "how the paper compares them" not in comment(0.3, 0.4)
+
+
+def test_last_policies_are_spoken_of_where_they_say_something_else() -> None:
+    def comment(last: float) -> str:
+        def made(label: str, seed: int) -> Result:
+            other = last if label == "short-chains" else 0.5
+            return result(0.5 + 0.01 * wave(label, seed)) | {"last": {"success": other + 0.01 * wave(label, seed)}}
+
+        return judged(Chains(), made).comment
+
+    assert "the long chain's policies are the better ones, which does not decide" in comment(0.3)
+    assert "the short chains' policies are the better ones, which does not decide" in comment(0.7)
+    assert "At the end" not in comment(0.5)
 
 
 def test_the_deciding_pair_differs_in_the_chains_alone() -> None:
@@ -373,6 +396,21 @@ def test_a_loss_that_runs_away_is_spoken_of() -> None:
     assert finding(200.0).verdict == "does not hold"
 
 
+def test_what_an_energy_looks_like_is_told_as_measured() -> None:
+    def comment(entropy: float, norm: float, bound: float) -> str:
+        def made(label: str, seed: int) -> Result:
+            mine = label == "conditional-maxent"
+            found = result(0.1 if mine else 0.5, entropy=entropy if mine else -5.0, information=bound if mine else 4.0)
+            found["training"][-1]["gradient_norm_last"] = norm if mine else 90.0
+            return found
+
+        return judged(MaxEnt(), made).comment.split("With `conditional-maxent` H(y|x)")[1].split(" With `")[0]
+
+    assert comment(1.0, 2.0, 3.0).endswith("the norm 2 (2 to 2): flatter, so that a search has less to follow.")
+    assert "sharp in the wrong place" in comment(-9.0, 20.0, -10.0)
+    assert comment(-9.0, 2.0, 3.0).endswith("2 (2 to 2).") and comment(1.0, 100.0, 3.0).endswith("100 (100 to 100).")
+
+
 # ---------------------------------------------------------------------------------------------- 8, joint
 
 
@@ -399,7 +437,18 @@ def test_what_is_said_about_the_joint_energy_follows_the_parts() -> None:
     assert "not by overfitting" in joint_finding(0.05, 0.0, 0.1, 0.5).comment
     assert "the gap does not tell" in joint_finding(0.05, 0.04, 0.1, 0.5, spread=0.01).comment
     assert "acts no worse" in joint_finding(0.05, 0.3, 0.5, 0.1).comment
-    assert "loses more than 1 points" in joint_finding(0.05, 0.3, 0.5, 0.5, spread=0.005).comment
+    equal = joint_finding(0.05, 0.3, 0.5, 0.5, spread=0.005)
+    assert "these seeds do not tell. Whether the squared" in equal.comment
+
+    def at_the_end_alone(label: str, seed: int) -> Result:
+        """`ibc` was better along training, and is not at its end."""
+        found = result(0.5 + 0.001 * seed)
+        found["curve"].insert(1, found["curve"][-1] | {"step": 75, "success": 0.9 if label == "ibc" else 0.1})
+        return found
+
+    along = judged(Joint(), at_the_end_alone)
+    assert "Over the second half of training it does" in along.comment and "has +40.0 points" in along.measured
+    assert along.numbers["parts"]["generalises poorly"] == "inconclusive"
 
 
 def test_joint_verdicts() -> None:
@@ -453,7 +502,11 @@ def dimensions_verdict(
 
 
 def dimensions_finding(
-    ibc: tuple[float, float], gmm: tuple[float, float], uniform: tuple[float, float], spread: float = 0.01
+    ibc: tuple[float, float],
+    gmm: tuple[float, float],
+    uniform: tuple[float, float],
+    spread: float = 0.01,
+    bound: float = 1.0,
 ) -> Finding:
     """For the skills that trials have in 2 and in 16 dimensions."""
     skills = {"ibc": ibc, "gmm-nll": gmm, "uniform": uniform}
@@ -463,7 +516,7 @@ def dimensions_finding(
         few, many = skills[trial]
         wanted = {2: few, 16: many}.get(int(dim), (few + many) / 2)
         wanted += spread * (seed - 1) * (-1) ** ["ibc", "gmm-nll", "uniform"].index(trial)
-        return result(validation=(1 - wanted) * math.sqrt(int(dim) / 12))
+        return result(validation=(1 - wanted) * math.sqrt(int(dim) / 12), information=bound)
 
     return judged(Dimensions(), made, seeds=3)
 
@@ -471,7 +524,10 @@ def dimensions_finding(
 def test_what_is_said_about_dimensions_follows_the_parts() -> None:
     found = dimensions_finding((0.9, 0.8), (0.2, 0.1), (0.85, 0.75), spread=0.001).comment
     assert "`gmm-nll` falls behind; whether by more than in few dimensions" in found
-    assert "`uniform` keeps up all the same" in found
+    assert "`uniform` keeps up." in found and "`uniform` 10 (10 to 10) and 1 (1 to 1)" in found
+    assert "`gmm-nll` falls behind." in dimensions_finding((0.9, 0.8), (0.9, 0.1), (0.8, 0.2)).comment
+    wrong = dimensions_finding((0.9, 0.8), (0.9, 0.1), (0.8, 0.2), bound=-3.0).comment
+    assert "`gmm-nll` falls behind: its energy is confident and wrong on held-out pairs." in wrong
 
 
 def test_dimensions_verdicts() -> None:

@@ -18,6 +18,7 @@ from cebm.experiments.validation import (
     COMPARED,
     DISTANCE,
     REFERENCE,
+    TRAINED,
     Case,
     Recorder,
     Validation,
@@ -63,7 +64,7 @@ def results(ours: list[dict[str, list[float]]], error: float = 0.01) -> Results:
         }
         for one in ours
     ]
-    return Results({"computation": computed, "1 episode": list(trained), "2-D": trained, "16-D": trained})
+    return Results({"computation": computed, "1 episode": list(trained)} | dict.fromkeys(TRAINED[1:], trained))
 
 
 def near(noise: float) -> list[dict[str, list[float]]]:
@@ -103,12 +104,12 @@ def test_what_keeps_it_from_holding_is_named() -> None:
         both = computed["cases"][CASES[0].name]
         both["ours"] = both["ours"] | {DISTANCE: course(2.0)[DISTANCE]}
     finding = judge(far)
-    assert finding.verdict == "does not hold" and finding.comment.endswith("than episodes do.")
+    assert finding.verdict == "does not hold" and finding.comment.endswith("seeds and episodes do.")
     assert "limit: distance in 2-D, 1 episode." in finding.comment
     assert "100 % of the rows" in finding.measured and "9 episodes of ours, 3 of them lower" in finding.measured
     for computed in far.by_label["computation"]:
         computed["other_episodes"] = [course(1.5)[DISTANCE]]
-    assert judge(far).comment.endswith("does not explain all of it.")
+    assert judge(far).comment.endswith("0 % of the time in the range of ours.")
     assert judge(results(near(0.02), error=0.2)).comment.endswith("limit: action error on the one episode.")
 
 
@@ -221,7 +222,7 @@ def test_end_to_end(tmp_path: Path) -> None:
             writer.writerows([20 * i, *(2.0 + i * j for j in range(1, 8))] for i in range(case.steps // 20 + 1))
     claim, scale = Validation(tmp_path), replace(TINY, steps=20)
     tasks = [short(task) for task in claim.tasks(scale, [0])]
-    assert [task.label for task in tasks] == ["computation", "1 episode", "2-D", "16-D"]
+    assert [task.label for task in tasks] == ["computation", *TRAINED]
     found = {task.key: task.run(tmp_path / task.key) for task in tasks}
     measured = next(found[task.key] for task in tasks if isinstance(task, Computation))
     for case in CASES:

@@ -50,6 +50,7 @@ class Chains(Claim):
         nearer = Interval.of_difference(away["long-chain"], away["short-chains"])
         over = {trial: Interval.of_difference(success[trial], success["long-chain"]) for trial in TRIALS[1:]}
         verdict = decide(over["short-chains"])
+        at_the_end = Interval.of_difference(last["short-chains"], last["long-chain"])
         return Finding(
             verdict,
             f"Success {Interval.of(success['long-chain']).percent()} with `long-chain`; "
@@ -57,7 +58,7 @@ class Chains(Claim):
                 f"{Interval.of(success[trial]).percent()} with `{trial}`, {difference.points()}"
                 for trial, difference in over.items()
             )
-            + f". Of the last policies {Interval.of_difference(last['short-chains'], last['long-chain']).points()}.",
+            + f". Of the last policies, held out, {at_the_end.points()} from `long-chain` to `short-chains`.",
             {
                 "success": success,
                 "last": last,
@@ -69,6 +70,7 @@ class Chains(Claim):
             f"{Interval.of(away['long-chain']).number()} away from the demonstrated action, those of the short ones "
             f"{Interval.of(away['short-chains']).number()}. "
             + _COMMENTS[verdict]
+            + (_AT_THE_END[decide(at_the_end)] if decide(at_the_end) != verdict else "")
             + _NEARER[decide(nearer)]
             + (_AS_COMPARED if verdict != "holds" and decide(over["ibc"]) == "holds" else ""),
         )
@@ -86,9 +88,17 @@ _COMMENTS: dict[Verdict, str] = {
     ),
     "does not hold": "That the states of one chain are neighbours does no harm here.",
     "inconclusive": (
-        "The states of one chain are neighbours and say less than independent ones; what this does to the policy, "
-        "these seeds do not tell."
+        "The states of one chain are neighbours, those of many are independent; what this does to the policy, these "
+        "seeds do not tell."
     ),
+}
+# Where the last policies say something else than the second half of training.
+_AT_THE_END: dict[Verdict, str] = {
+    "holds": " At the end, on held-out episodes, the short chains' policies are the better ones, which does not "
+    "decide.",
+    "does not hold": " At the end, on held-out episodes, the long chain's policies are the better ones, which does not "
+    "decide.",
+    "inconclusive": " At the end, on held-out episodes, the two do not differ by more than these seeds can tell.",
 }
 _AS_COMPARED = (
     " IBC's own short chains do give a better policy than the long one, which is how the paper compares them; but "
@@ -97,6 +107,6 @@ _AS_COMPARED = (
 # By which of the two comes nearer.
 _NEARER: dict[Verdict, str] = {
     "holds": " The short chains also come nearer to the demonstrated action.",
-    "does not hold": " The long chain comes nearer to the demonstrated action: it has the time to get there.",
+    "does not hold": " The long chain comes nearer to the demonstrated action.",
     "inconclusive": "",
 }

@@ -34,6 +34,7 @@ class Formulation(Claim):
         near, far = (results.distances(trial) for trial in ("ibc", "correct"))
         difference = Interval.of_difference(ibc, correct)
         verdict, further = decide(difference), decide(Interval.of_difference(far, near))
+        sharp = {trial: Interval.of(results.values(trial, "conditional_entropy")) for trial in ("ibc", "correct")}
         return Finding(
             verdict,
             f"Success {Interval.of(ibc).percent()} with `ibc` and {Interval.of(correct).percent()} with `correct`: "
@@ -43,23 +44,23 @@ class Formulation(Claim):
                 "difference": difference.to_json(),
                 "curves": results.curves(("ibc", "correct")),
                 "negative_distance": {"ibc": near, "correct": far},
+                "conditional_entropy": {trial: interval.to_json() for trial, interval in sharp.items()},
             },
             f"In the second half of training the negatives are {Interval.of(near).number()} away from the demonstrated "
             f"action with IBC's step and {Interval.of(far).number()} with the correct one, in a box of width 2. "
             + {
-                "holds": "The noise of the correct step, √(2τ), keeps them further away"
+                "holds": "So those of the correct step end further away"
                 + (
-                    ", where they are easier to tell from the demonstrated action and teach less about its "
-                    "surroundings; IBC's noise is λσ, so that its chains are close to gradient descent and end in the "
-                    "valleys."
+                    ", where they may teach less about the surroundings of the demonstrated action."
                     if verdict == "holds"
                     else "; that the policy suffers from it, these runs do not show."
                 ),
-                "does not hold": "So the noise of the correct step, √(2τ), does not keep them away: its τ falls to "
-                "0.001, and the last steps descend. What else tells the two policies apart was not measured.",
-                "inconclusive": "The noise of the correct step, √(2τ), hardly keeps them further away: its τ falls to "
-                "0.001, and the last steps descend. What else tells the two policies apart was not measured.",
-            }[further],
+                "does not hold": "So those of the correct step do not end further away.",
+                "inconclusive": "So those of the correct step hardly end further away.",
+            }[further]
+            + " Two things differ in that step: the noise, √(2τ) in place of λσ, and the drift, τ∇E in place of ½λ∇E, "
+            "where τ and λ have the same schedule; which of them matters was not measured. H(y|x) at the end is "
+            f"{sharp['ibc'].number()} nats with IBC's step and {sharp['correct'].number()} with the correct one.",
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

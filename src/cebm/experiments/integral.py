@@ -27,7 +27,7 @@ LIMIT = 1.1
 class Integral(Claim):
     number = 1
     slug = "integral"
-    section = "Sec. II"
+    section = "Sec. II and III"
     statement = (
         "Taking the mean of exp(−E) over samples for the integral Z, as eq. 2 does, is right only for samples of a "
         "uniform proposal."

@@ -162,6 +162,9 @@ class LangevinStep(Claim):
         panels[2].set_xticks(range(len(temperatures["ibc"])), list(temperatures["ibc"]), fontsize=8)
         panels[2].axhline(1, color="black", linewidth=0.8)
         panels[2].set_ylabel("effective temperature")
+        for title, colour in (("IBC's step", COLOURS[3]), ("correct step", COLOURS[0])):
+            panels[2].bar(0, 0, color=colour, alpha=0.6, label=title)
+        panels[2].legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 1.15), ncols=2)
 
 
 def single_chain(name: str, steps: int, generator: torch.Generator) -> list[list[float]]:

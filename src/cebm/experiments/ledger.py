@@ -177,7 +177,7 @@ class Claim(ABC):
     protocol: ClassVar[str]
     metric: ClassVar[str]
     rule: ClassVar[str]
-    """What decides the verdict, fixed before the run."""
+    """What decides the verdict, fixed before the runs that it compares."""
     most_seeds: ClassVar[int] = 5
     """Seeds at the paper's scale; fewer where a run takes long."""
 

@@ -74,6 +74,9 @@ class MaxEnt(Claim):
         last = {trial: results.values(trial, "last", "success") for trial in trials}
         away = {trial: Interval.of(results.distances(trial)) for trial in trials}
         gap = {trial: Interval.of(results.at_the_end(trial, "energy_gap")) for trial in trials}
+        sharp = {trial: Interval.of(results.values(trial, "conditional_entropy")) for trial in trials}
+        steep = {trial: Interval.of(results.at_the_end(trial, "gradient_norm_last")) for trial in trials}
+        known = {trial: Interval.of(results.values(trial, "curve", -1, "mi_bound")) for trial in trials}
         maxent, correct, ibc, little = (success[trial] for trial in TRIALS)
         over_half = Interval.of_difference(maxent, [USABLE * value for value in ibc])
         over_correct = Interval.of_difference(maxent, correct)
@@ -94,6 +97,9 @@ class MaxEnt(Claim):
                 "last": last,
                 "negative_distance": {trial: interval.to_json() for trial, interval in away.items()},
                 "energy_gap": {trial: interval.to_json() for trial, interval in gap.items()},
+                "conditional_entropy": {trial: interval.to_json() for trial, interval in sharp.items()},
+                "gradient_norm": {trial: interval.to_json() for trial, interval in steep.items()},
+                "mi_bound": {trial: interval.to_json() for trial, interval in known.items()},
                 "over half of ibc": over_half.to_json(),
                 "over correct": over_correct.to_json(),
                 "over little noise": over_little.to_json(),
@@ -106,6 +112,11 @@ class MaxEnt(Claim):
             f"{away['correct'].number()}, and at the end their energies lie {gap['conditional-maxent'].number()} "
             f"above its own, those of `correct` {gap['correct'].number()}; with the gradient penalty it is "
             f"{gap[PENALISED].number()}, with `{CONTRASTIVE}` {gap[CONTRASTIVE].number()}."
+            + "".join(
+                f" With `{trial}` H(y|x) is {sharp[trial].number()} nats and the gradient at the negatives has the "
+                f"norm {steep[trial].number()}" + _landscape(sharp, steep, known, trial)
+                for trial in ("correct", "conditional-maxent", *BESIDE)
+            )
             + (_RUNS_AWAY if gap["conditional-maxent"].low > gap["correct"].high else "")
             + (" The correct step is usable without the regulariser too, with InfoNCE." if without == "holds" else ""),
         )
@@ -125,6 +136,15 @@ def beside() -> dict[str, Trial]:
     }
 
 
+def _landscape(sharp: dict[str, Interval], steep: dict[str, Interval], known: dict[str, Interval], trial: str) -> str:
+    """What an energy looks like beside that of `correct`, where the intervals tell."""
+    if known[trial].high < 0:
+        return ": sharp in the wrong place, as held-out pairs tell (a bound on their information below 0)."
+    if sharp[trial].low > sharp["correct"].high and steep[trial].high < steep["correct"].low:
+        return ": flatter, so that a search has less to follow."
+    return "."
+
+
 _RUNS_AWAY = (
     " Like the MCMC loss of claim 6, which it contains, this loss has no minimum where the chains miss the "
     "demonstrated action: the variance is that of the negatives' energies, and does not see how deep its valley grows."
@@ -132,16 +152,15 @@ _RUNS_AWAY = (
 # By the first part: what the regulariser does to the policy.
 _COMMENTS: dict[Verdict, str] = {
     "holds": (
-        "The loss makes the variance of the negatives' energies small, which keeps the landscape flat enough for the "
-        "correct step to move in, and leaves enough of it for the demonstrated action to stand out."
+        "The loss asks for a small variance of the negatives' energies, and leaves enough of the landscape for the "
+        "demonstrated action to stand out."
     ),
     "does not hold": (
-        "The loss makes the variance of the negatives' energies small: where the negatives are, the energy is kept "
-        "flat, and a search has little to follow. The weight of the regulariser is that of the appendix, 1; as it "
-        f"falls, `{CONTRASTIVE}` becomes `correct`, so some weight would be as usable as that is."
+        "The loss asks for a small variance of the negatives' energies, and the policy is worse for it. The weight of "
+        f"the regulariser is that of the appendix, 1; as it falls, `{CONTRASTIVE}` becomes `correct`."
     ),
     "inconclusive": (
-        "The loss makes the variance of the negatives' energies small: a flat energy is easier to sample from and "
-        "tells the demonstrated action less well from the others. Which weighs more, these seeds do not tell."
+        "The loss asks for a small variance of the negatives' energies; what that does to the policy, these seeds do "
+        "not tell."
     ),
 }

@@ -94,11 +94,19 @@ def _seeds(claim: Claim, scale: Scale, asked: int | None) -> int:
 def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path, commit: str | None = None) -> Finding:
     """Judges a claim by the records on disk, and writes its JSON and its figure. `commit` is that of the judging code;
     the runs have their own."""
+    finding, record = judge_records(claim, tasks, scale, out)
+    draw(claim, finding, out)  # first: no record is without its figure
+    text = json.dumps(record | {"commit": commit}, indent=1) + "\n"
+    write_atomically(out / f"{claim.number:02d}-{claim.slug}.json", text.encode())
+    return finding
+
+
+def judge_records(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) -> tuple[Finding, dict[str, Any]]:
+    """What the records on disk say about a claim, and what the ledger has of it."""
     records = {task.key: _load(out, task.key) for task in tasks}
     results = Results.of(tasks, {key: record["result"] for key, record in records.items()})
     finding = claim.judge(results)
-    seeds = sorted({task.seed for task in tasks})
-    record = {
+    return finding, {
         "claim": claim.statement,
         "number": claim.number,
         "slug": claim.slug,
@@ -109,18 +117,15 @@ def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path, commi
         "verdict": finding.verdict,
         "measured": finding.measured,
         "comment": finding.comment,
-        "seeds": seeds,
+        "seeds": sorted({task.seed for task in tasks}),
         "settings": asdict(scale),
         "trainings": _lengths(tasks),
-        "commit": commit,
+        "commit": None,
         "commits_of_runs": sorted({str(record["commit"]) for record in records.values()}),
         "diverged": sorted(key for key, record in records.items() if record["result"].get("diverged")),
         "runs": sorted(records),
         "measurements": finding.numbers,
     }
-    draw(claim, finding, out)  # first: no record is without its figure
-    write_atomically(out / f"{claim.number:02d}-{claim.slug}.json", (json.dumps(record, indent=1) + "\n").encode())
-    return finding
 
 
 def _lengths(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:

@@ -99,10 +99,11 @@ class ThroughChain(Claim):
         slopes = end["gradient_norm_last"]
         flat = slopes[LABEL].high < slopes["ibc"].low
         cause = (
-            "∇ log Z = −E[∇E] over samples of p(y|x) that are held constant, as the paper's own appendix derives: "
-            "without the chain nothing is missing of the likelihood's gradient. InfoNCE falls when the negatives' "
-            "energies rise, so the gradient through the chain rewards energies on which the chain finds no low ones; "
-            "and as a ReLU network is linear in pieces, none of it reaches the weights of the observation. "
+            "The paper says what would be correct and not that a policy gains by it; the verdict is about our reading. "
+            "For the MCMC loss and exact samples of p(y|x), ∇ log Z = −E[∇E] over samples that are held constant, as "
+            "the paper's own appendix derives: there nothing is missing without the chain. InfoNCE falls when the "
+            "negatives' energies rise, so the gradient through the chain rewards energies on which the chain finds no "
+            "low ones; and as a ReLU network is linear in pieces, none of it reaches the weights of the observation. "
         )
         ending = {
             "holds": "It brings more than this would make one expect.",
@@ -149,8 +150,8 @@ class ThroughChain(Claim):
 
 
 _LOWER = (
-    " And yet the same loss ends lower with negatives held constant: steep energies outrun chains whose moves are "
-    "clipped, which is where the loss's own gradient does not lead from a flat start."
+    " And yet the same loss ends lower with negatives held constant. That may be because steep energies outrun chains "
+    "whose moves are clipped, which is where the loss's own gradient does not lead from a flat start."
 )
 
 

@@ -80,9 +80,10 @@ COLUMNS = (
     "grad_norm_last",
 )
 ORDINARY = 0.9
-"""Of the rows of a course between the lowest and the highest of others: one like them."""
-MORE_EPISODES = 4
+"""Share of the rows in which a course lies between the lowest and the highest of others, to be one like them."""
+MORE_EPISODES = 3
 """Per seed, on which the one-episode case is trained as well, to see how much of a difference is the episode's."""
+TRAINED = ("1 episode", "1 episode, 16-D", "2-D", "16-D")
 COMPARED = {
     "info_nce": "loss",
     "first_gap": "energy of chain starts over data",
@@ -108,14 +109,14 @@ class Validation(Claim):
         "episode in 2-D, 300 steps; 2,000 in 2-D, 1,000 steps; 2,000 in 16-D, 600 steps): `ibc` with that code's "
         "settings, which are standardised observations, σ = 1, step size 0.1 → 1e-5, steps clipped at 10 % of half the "
         "chain's box, and no margin around actions that fill the space. (A first comparison, of three seeds, clipped "
-        "at 10 % of half the data's range, which is less for one episode, whose box has a margin; its distances were "
-        "19, 27 and 20 % off, and the reference's code showed why.) With 2,000 episodes two things still differ: "
-        "batches are permutations of the data and not draws with replacement, and the learning rate falls once per "
-        "epoch (195 steps), by what it falls there in as many steps. Beside that, success after 2,358 steps with "
-        "batches of 128, where the reference code succeeded in 42 of 50 episodes; how that acted is not recorded, so "
-        "this is reported and decides nothing. Nor do four more single episodes per seed, added when three seeds had "
-        "been seen, to tell what is the episode's from what is ours: which one the reference was trained on is not "
-        "recorded."
+        "at 10 % of half the data's range, which is less for one episode, whose box has a margin: its distances were "
+        "19, 27 and 20 % off, and 16, 25 and 18 % when the margin was counted in, as the reference's code does.) With "
+        "2,000 episodes two things still differ: batches are permutations of the data and not draws with replacement, "
+        "and the learning rate falls once per epoch (195 steps), by what it falls there in as many steps. Reported "
+        "beside these, and deciding nothing: success after 2,358 steps with batches of 128, where the reference code "
+        "succeeded in 42 of 50 episodes (how that acted is not recorded); and, added when three seeds had been seen, "
+        "three more single episodes per seed with everything else kept, as the reference's episode is not recorded "
+        "either, and a training of `ibc` on one episode in 16-D."
     )
     metric = (
         "For loss, energy of chain starts and of chain ends minus that of the data, and mean squared distance of "
@@ -135,7 +136,8 @@ class Validation(Claim):
         tasks: list[Task] = []
         for seed in seeds:
             tasks.append(Computation(self, seed, scale, cost=scale.steps / 10))
-            tasks.append(train_task("ibc", scale, seed, "1 episode", episodes=1, steps=scale.half))
+            tasks.append(train_task("ibc", scale, seed, TRAINED[0], episodes=1, steps=scale.half))
+            tasks.append(in_dimensions("ibc", 16, scale, seed, TRAINED[1], episodes=1))
             tasks += [in_dimensions("ibc", dim, scale, seed, f"{dim}-D") for dim in (2, 16)]
         return tasks
 
@@ -149,23 +151,25 @@ class Validation(Claim):
             ours = follow(case, scale, seed)
             kept = {column: values[: len(ours["info_nce"])] for column, values in theirs.items()}
             result["cases"][case.name] = {"ours": ours, "reference": kept}
-        others = [follow(CASES[0], scale, seed + 100 * k)[DISTANCE] for k in range(1, MORE_EPISODES + 1)]
+        others = [follow(CASES[0], scale, seed, seed + 100 * k)[DISTANCE] for k in range(1, MORE_EPISODES + 1)]
         return result | {"other_episodes": others, "success": success_of_small_batches(scale, seed)}
 
     def judge(self, results: Results) -> Finding:
-        error = Interval.of([action_error(run) for run in results.by_label["1 episode"]])
+        error, error_16 = (Interval.of([action_error(run) for run in results.by_label[one]]) for one in TRAINED[:2])
         rates = {label: results.values(label, "last", "success") for label in ("2-D", "16-D")}
         computed = results.by_label["computation"]
         skipped = next((run["skipped"] for run in computed if "skipped" in run), None)
         numbers: dict[str, Any] = {
             "action_error": error.to_json(),
+            "action_error_16": error_16.to_json(),
             "success": rates,
             "skipped": skipped,
-            "training": {label: _along(results.by_label[label]) for label in ("1 episode", "2-D", "16-D")},
+            "training": {label: _along(results.by_label[label]) for label in TRAINED},
         }
         trained = (
-            f"Action error on the one episode {error.number()}. Success with many episodes "
-            f"{Interval.of(rates['2-D']).percent()} in 2-D and {Interval.of(rates['16-D']).percent()} in 16-D"
+            f"Action error on the one episode {error.number()} in 2-D and {error_16.number()} in 16-D. Success with "
+            f"many episodes {Interval.of(rates['2-D']).percent()} in 2-D and {Interval.of(rates['16-D']).percent()} in "
+            "16-D"
         )
         if skipped is not None:
             return Finding(
@@ -252,13 +256,14 @@ class Validation(Claim):
                 axes.plot(along["step"], along[name]["mean"], color=colour, label=label)
                 axes.fill_between(along["step"], along[name]["low"], along[name]["high"], color=colour, alpha=0.2)
             axes.set_ylabel(title)
+        for axes in grid.flat:
             axes.set_xlabel("training step")
         grid[-1, 0].legend(frameon=False, fontsize=7)
 
 
 _TITLE = (
     "Above: the reference's settings (solid: ours, dashed: the reference, grey: other episodes). Below: the paper's. "
-    "Bands: all seeds."
+    "Bands: from the lowest to the highest seed."
 )
 _COMMENT = (
     "Loss, differences of energies and distances have to agree between two implementations of one method; the level of "
@@ -286,10 +291,14 @@ def reference_trial(case: Case, scale: Scale, pairs: int, batch_size: int = 512)
     return replace(trial, decay=0.99 ** (epochs * epoch / 100), decay_epochs=epochs)
 
 
-def trainer_of(case: Case, scale: Scale, seed: int, batch_size: int = 512) -> tuple[Trainer, "Recorder"]:
-    """A trainer with these settings, and what its negatives are recorded by."""
+def trainer_of(
+    case: Case, scale: Scale, seed: int, data_seed: int | None = None, batch_size: int = 512
+) -> tuple[Trainer, "Recorder"]:
+    """A trainer with these settings, and what its negatives are recorded by; the demonstrations have the same seed
+    unless they get one of their own."""
     task = ParticleTask(dim=case.dim)
-    demonstrations = collect_particle(task, case.episodes or scale.many, seed)
+    data_seed = seed if data_seed is None else data_seed
+    demonstrations = collect_particle(task, case.episodes or scale.many, data_seed)
     trial = reference_trial(case, scale, len(demonstrations.obs), batch_size)
     validation = collect_particle(task, 20, VALIDATION_SEED)
     trainer = Trainer(trial, demonstrations, validation, seed, limits=(0.0, 1.0))
@@ -314,9 +323,9 @@ class Recorder:
         return drawn
 
 
-def follow(case: Case, scale: Scale, seed: int) -> dict[str, list[float]]:
+def follow(case: Case, scale: Scale, seed: int, data_seed: int | None = None) -> dict[str, list[float]]:
     """The columns of the reference, of our training: row k is measured on the batch of step 20 k before its update."""
-    trainer, recorder = trainer_of(case, scale, seed)
+    trainer, recorder = trainer_of(case, scale, seed, data_seed)
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for step in range(case.length(scale) + 1):
         log = trainer.step()
@@ -393,10 +402,10 @@ def _reasons(beyond: list[str], inside: float) -> str:
         return ""
     reading = ""
     if beyond == [f"{COMPARED[DISTANCE]} in {CASES[0].name}"]:
-        reading = " With a single episode the distance depends on the episode, and that of the reference is " + (
-            "as that of others: the two differ by no more than episodes do."
-            if inside >= ORDINARY
-            else "not as that of any of ours: which episode it had does not explain all of it."
+        reading = (
+            f" With a single episode the distance depends on the episode, and that of the reference is "
+            f"{percent([inside])} of the time in the range of ours"
+            + (": the two differ by no more than seeds and episodes do." if inside >= ORDINARY else ".")
         )
     return f" Not within its limit: {', '.join(beyond)}.{reading}"
 
