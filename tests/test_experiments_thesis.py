@@ -56,8 +56,8 @@ def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ceiling in 1 of 36 runs" in finding.comment and "in 3 most valleys are too narrow" in finding.comment
     assert finding.numbers["correlations"]["entropy-success"] == pytest.approx([-1, -1, -1])
     assert finding.numbers["correlations"]["bound-error"] == pytest.approx([-1, -1, -1])
-    assert "the bound does not fall" not in finding.comment
-    assert "the bound does not fall" in judge(results(lambda b: b, lambda b: b)).comment
+    assert "does not go with the bound" not in finding.comment
+    assert "does not go with the bound" in judge(results(lambda b: b, lambda b: b)).comment
     assert judge(results(lambda b: -b, lambda b: b)).verdict == "does not hold"  # reversed
     assert judge(results(lambda b: b, lambda b: b)).verdict == "holds"  # the gap does not decide
     assert judge(results(lambda b: -b, lambda b: -b)).verdict == "does not hold"

@@ -438,7 +438,7 @@ def test_what_is_said_about_the_joint_energy_follows_the_parts() -> None:
     assert "the gap does not tell" in joint_finding(0.05, 0.04, 0.1, 0.5, spread=0.01).comment
     assert "acts no worse" in joint_finding(0.05, 0.3, 0.5, 0.1).comment
     equal = joint_finding(0.05, 0.3, 0.5, 0.5, spread=0.005)
-    assert "these seeds do not tell. Whether the squared" in equal.comment
+    assert "these seeds do not tell. Whether it acts worse without the squared" in equal.comment
 
     def at_the_end_alone(label: str, seed: int) -> Result:
         """`ibc` was better along training, and is not at its end."""
@@ -467,8 +467,8 @@ def test_the_joint_energy_without_squared_energies_is_told_and_decides_nothing()
     assert f"`{FREE}` has errors of 0.1 (0.1 to 0.1) in training" in finding(0.3).measured
     assert finding(0.0).verdict == finding(1.0).verdict and finding(0.0).measured != finding(1.0).measured
     assert finding(0.3).numbers["kept by squared energies"][0] == pytest.approx(0.11)  # 0.41, of the first three seeds
-    assert "without them it acts worse" in finding(0.3).comment
-    assert "without them it acts better" in finding(0.5).comment
+    assert "squared energies in its loss it acts worse" in finding(0.3).comment
+    assert "squared energies in its loss it acts better" in finding(0.5).comment
     assert "do not tell." in finding(0.41).comment.split("squared")[1]
     assert "training data worse" not in finding(0.3).comment
     worse = judged(Joint(), lambda label, seed: result(train=0.3 if label == FREE else 0.1 + 0.001 * seed))

@@ -181,9 +181,9 @@ _WORSE: dict[Verdict, str] = {
     "does not hold": " It acts worse than `ibc`, and not by overfitting: its gap is the smaller one.",
     "inconclusive": " It acts worse than `ibc`; whether by overfitting, the gap does not tell.",
 }
-# Whether the squared energies are why it generalises as it does.
+# What the squared energies do.
 _FREE: dict[Verdict, str] = {
-    "holds": " The squared energies in its loss have a part in that: without them it acts worse.",
-    "does not hold": " The squared energies in its loss are not what helps it: without them it acts better.",
-    "inconclusive": " Whether the squared energies in its loss have a part in that, these seeds do not tell.",
+    "holds": " Without the squared energies in its loss it acts worse.",
+    "does not hold": " Without the squared energies in its loss it acts better.",
+    "inconclusive": " Whether it acts worse without the squared energies in its loss, these seeds do not tell.",
 }

@@ -156,7 +156,7 @@ _COMMENTS: dict[Verdict, str] = {
         "demonstrated action to stand out."
     ),
     "does not hold": (
-        "The loss asks for a small variance of the negatives' energies, and the policy is worse for it. The weight of "
+        "The loss asks for a small variance of the negatives' energies, and the policy is not usable. The weight of "
         f"the regulariser is that of the appendix, 1; as it falls, `{CONTRASTIVE}` becomes `correct`."
     ),
     "inconclusive": (

@@ -191,7 +191,7 @@ def _other(found: Correlations) -> str:
     """That success is not all there is to generalisation, where the gap does not go with the bound."""
     if found["bound", "gap"].high < 0:
         return ""
-    return " Generalisation is success here: with the gap between validation and training the bound does not fall."
+    return " Generalisation is success here: a smaller gap between validation and training does not go with the bound."
 
 
 def correlation(x: Sequence[float], y: Sequence[float], recipe: Sequence[int]) -> Interval:
