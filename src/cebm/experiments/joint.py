@@ -139,7 +139,8 @@ class Joint(Claim):
         left, right = figure.subplots(1, 2)
         curves(left, finding.numbers["error curves"], "action error")
         early = finding.numbers["early"]
-        left.plot([finding.numbers["five epochs"]] * len(early), early, "k.", markersize=4)
+        left.plot([finding.numbers["five epochs"]] * len(early), early, "k.", label="after five epochs, training")
+        left.legend(frameon=False, fontsize=7)
         curves(right, finding.numbers["curves"], "success")
 
 
