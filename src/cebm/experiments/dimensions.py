@@ -17,6 +17,7 @@ from cebm.experiments.ledger import (
     Verdict,
     all_parts,
     minus,
+    percent,
     training,
 )
 from cebm.trials import Trial, find_trial
@@ -164,7 +165,8 @@ class Dimensions(Claim):
                 )
                 if works
                 else "But `ibc` does not learn the task in 16 dimensions, and is no reference."
-            ),
+            )
+            + _succeeds(success["ibc"][few], success["ibc"][many]),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -191,3 +193,13 @@ def _comment(part: Verdict, shortfall: Interval, bound: Interval) -> str:
     if shortfall.low > SHORT:
         return "falls behind; whether by more than in few dimensions, these seeds do not tell."
     return "falls behind by no more than these seeds can tell."
+
+
+def _succeeds(few: list[float], many: list[float]) -> str:
+    """That a high skill is not yet success, where less than half of it is left."""
+    if not 2 * sum(many) < sum(few):
+        return ""
+    return (
+        f" `ibc` scales in skill alone: it succeeds in {percent(few)} of the episodes in {FEW} dimensions and in "
+        f"{percent(many)} in {DIMENSIONS[-1]}, where all of them have to be right at once."
+    )
