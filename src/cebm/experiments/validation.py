@@ -262,8 +262,8 @@ class Validation(Claim):
 
 
 _TITLE = (
-    "Above: the reference's settings (solid: ours, dashed: the reference, grey: other episodes). Below: the paper's. "
-    "Bands: from the lowest to the highest seed."
+    "Above: the reference's settings (solid: ours, dashed: the reference, grey: other episodes).\n"
+    "Below: the paper's. Bands: from the lowest to the highest seed."
 )
 _COMMENT = (
     "Loss, differences of energies and distances have to agree between two implementations of one method; the level of "
