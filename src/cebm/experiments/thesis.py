@@ -115,9 +115,8 @@ class Thesis(Claim):
             "confident only when right. H(y|x) measures sharpness alone, right or wrong: an energy that is sharp in "
             "the wrong place has low entropy and, held out, a low bound. "
             f"{_sharpness(found['entropy', 'success'], found_telling['entropy', 'success'])}{_other(found)} A "
-            "correlation over "
-            "recipes says what goes together, not what causes what, and the recipes are those that the other claims "
-            "happen to compare. "
+            "correlation over recipes says what goes together, not what causes what, and the recipes are those that "
+            "the other claims happen to compare. "
             f"The bound is within {NEAR} nats of its ceiling in {near} of {len(runs)} runs, where it shows differences "
             f"of information as small ones; in {coarse} most valleys are too narrow for the quadrature, so that their "
             "H(y|x) is about that of one cell.",
