@@ -323,6 +323,19 @@ def test_a_training_goes_on_in_its_directory(tmp_path: Path) -> None:
     assert set(first["last"]) >= {"success", "final_distance"} and isinstance(first["conditional_entropy"], float)
 
 
+def test_the_time_of_a_run_counts_what_it_took_before_it_was_stopped(tmp_path: Path) -> None:
+    task = short(training("mse", TINY, 0))
+    (tmp_path / "results/runs").mkdir(parents=True)
+    record = tmp_path / f"results/runs/{task.key}.json"
+    run_task(task, tmp_path / "results", tmp_path)
+    assert 0 < json.loads(record.read_text())["seconds"] < 1000
+    metrics = tmp_path / task.key / "metrics.jsonl"
+    rows = [json.loads(line) | {"seconds": 1000.0} for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_task(task, tmp_path / "results", tmp_path)
+    assert 1000 < json.loads(record.read_text())["seconds"] < 2000
+
+
 def test_a_key_is_the_settings_and_not_the_label() -> None:
     plain = training("ibc", TINY, 0)
     assert training("ibc", TINY, 0, "another label").key == plain.key

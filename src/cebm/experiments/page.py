@@ -15,7 +15,7 @@ from cebm.storage import write_atomically
 
 PARTS = (
     *("number", "slug", "claim", "section", "protocol", "metric", "rule", "measured", "verdict", "comment", "seeds"),
-    *("settings", "commit", "commits_of_runs", "diverged"),
+    *("settings", "commit", "commits_of_runs", "diverged", "runs"),
 )
 RULES = (
     "Intervals are 95 % over seeds unless a claim says otherwise. Every rule was fixed before the runs that it "
@@ -54,7 +54,7 @@ def ledger(out: Path) -> str:
     """The text of the ledger."""
     records = read_claims(out)
     lines = ["# Results", "", summary(records), ""]
-    caution = smoke(records)
+    caution, taken = smoke(records), duration(records, out)
     if caution:
         lines += [f"**{caution}**", ""]
     lines += [
@@ -63,6 +63,7 @@ def ledger(out: Path) -> str:
         "",
         conditions(records),
         "",
+        *([taken, ""] if taken else []),
         "| | claim | verdict | measured |",
         "| --- | --- | --- | --- |",
     ]
@@ -109,6 +110,7 @@ def write_page(out: Path, html: Path) -> Path:
         caution=smoke(records),
         rules=RULES,
         conditions=conditions(records),
+        duration=duration(records, Path(out)),
         unmeasured=unmeasured(records),
         tally=[(sum(record["verdict"] == verdict for record in records), verdict) for verdict in VERDICTS],
         version=__version__,
@@ -171,6 +173,23 @@ def conditions(records: list[dict[str, Any]]) -> str:
         "intervals are about training, not about which episodes are tested. A run whose numbers cease to be finite is "
         "measured as its last checkpoint has it, and named. In figures, lines and bars are means over seeds, bands and "
         "whiskers their 95 % intervals unless the figure says otherwise, dots the seeds."
+    )
+
+
+def duration(records: list[dict[str, Any]], out: Path) -> str:
+    """How long the runs of these claims took, each counted once; nothing where none is on disk."""
+    paths = [out / "runs" / f"{key}.json" for key in sorted({key for record in records for key in record["runs"]})]
+    seconds: dict[str, list[float]] = {}
+    for run in (json.loads(path.read_bytes()) for path in paths if path.is_file()):
+        seconds.setdefault(run["key"].rsplit("-", 1)[0], []).append(run["seconds"])
+    if not seconds:
+        return ""
+    taken = sum(map(sum, seconds.values())) / 3600
+    least = sum(len(seeds) * min(seeds) for seeds in seconds.values()) / 3600
+    return (
+        f"The {sum(map(len, seconds.values()))} runs took {taken:.1f} hours of a core. Were all seeds of a recipe as "
+        f"fast as its fastest, the one least disturbed by other work, it would be {least:.1f} hours, or "
+        f"{least / 2:.1f} on two cores."
     )
 
 

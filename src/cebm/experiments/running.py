@@ -246,7 +246,7 @@ def _prepare_worker(parent: int) -> None:
 
 def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> None:
     """Runs a task and writes its record."""
-    began = perf_counter()
+    began = perf_counter() - _seconds_before(runs / task.key)
     try:
         with _alone(runs / f"{task.key}.lock"):
             result = task.run(runs / task.key)
@@ -264,6 +264,12 @@ def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> No
         "result": result,
     }
     write_atomically(_record(out, task.key), (json.dumps(record) + "\n").encode())
+
+
+def _seconds_before(directory: Path) -> float:
+    """How long a training that was stopped had taken by its last row of metrics."""
+    rows = load_metrics(directory)
+    return float(rows[-1]["seconds"]) if rows else 0.0
 
 
 @contextmanager
