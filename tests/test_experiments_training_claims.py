@@ -25,7 +25,6 @@ from cebm.experiments.ledger import (
     Interval,
     Result,
     Results,
-    Task,
     Training,
     Verdict,
     all_parts,
@@ -38,6 +37,7 @@ from cebm.experiments.running import draw, reproduce
 from cebm.samplers import Langevin
 from cebm.trainer import Trainer
 from cebm.trials import find_trial
+from test_experiments_formulation import run_short
 
 CLAIMS: tuple[Claim, ...] = (Noise(), Chains(), McmcLoss(), MaxEnt(), Joint(), Dimensions())
 TINY = replace(SMOKE, steps=6, demonstrations=1, many=1, evaluate_every=6, evaluation_episodes=1)
@@ -98,15 +98,6 @@ def wave(label: str, seed: int) -> float:
 
 
 # ---------------------------------------------------------------------------------------------- end to end
-
-
-def run_short(task: Task, out: Path, runs: Path) -> None:
-    """Runs a training with episodes of four steps, and writes its record as if they had all."""
-    assert isinstance(task, Training) and task.job.task is not None
-    job = replace(task.job, task=replace(task.job.task, steps=4))
-    record = {"result": replace(task, job=job).run(runs / task.key), "commit": None}
-    (out / "runs").mkdir(parents=True, exist_ok=True)
-    (out / "runs" / f"{task.key}.json").write_text(json.dumps(record))
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # for the time they take; test_training.py checks those of every trial

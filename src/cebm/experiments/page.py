@@ -180,8 +180,9 @@ def duration(records: list[dict[str, Any]], out: Path) -> str:
     """How long the runs of these claims took, each counted once; nothing where none is on disk."""
     paths = [out / "runs" / f"{key}.json" for key in sorted({key for record in records for key in record["runs"]})]
     seconds: dict[str, list[float]] = {}
-    for run in (json.loads(path.read_bytes()) for path in paths if path.is_file()):
-        seconds.setdefault(run["key"].rsplit("-", 1)[0], []).append(run["seconds"])
+    for path in filter(Path.is_file, paths):
+        recipe, _, _ = path.stem.rpartition("-")
+        seconds.setdefault(recipe, []).append(json.loads(path.read_bytes())["seconds"])
     if not seconds:
         return ""
     taken = sum(map(sum, seconds.values())) / 3600
