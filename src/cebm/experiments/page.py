@@ -188,9 +188,9 @@ def duration(records: list[dict[str, Any]], out: Path) -> str:
     taken = sum(map(sum, seconds.values())) / 3600
     least = sum(len(seeds) * min(seeds) for seeds in seconds.values()) / 3600
     return (
-        f"The {sum(map(len, seconds.values()))} runs took {taken:.1f} hours of a core. Were all seeds of a recipe as "
-        f"fast as its fastest, the one least disturbed by other work, it would be {least:.1f} hours, or "
-        f"{least / 2:.1f} on two cores."
+        f"The {sum(map(len, seconds.values()))} runs took {taken:.3g} hours of a core. Were all seeds of a recipe as "
+        f"fast as its fastest, the one least disturbed by other work, it would be {least:.3g} hours, or "
+        f"{least / 2:.3g} on two cores."
     )
 
 
