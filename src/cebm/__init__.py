@@ -9,19 +9,26 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "spaces": "Box",
-    "energy": "EnergyModel ModuleEnergy Penalty WeightedSum",
-    "networks": "MLPEnergy ResidualEnergy MarginalEnergy JointEnergy",
-    "samplers": "Langevin MALA DerivativeFree Constant Polynomial Exponential Collect run",
+    "spaces": "Box Part Specification",
+    "energies": "EnergyModel MLP MLPEnergy MarginalEnergy MixtureDensity MixtureDensityEnergy ModuleEnergy Penalty "
+    "Regression RegressionEnergy Residual ResidualEnergy Tilted TiltedEnergy WeightedSum",
+    "samplers": "Langevin MALA DerivativeFree Constant Polynomial Exponential Collect StepInfo run",
     "certificate": "certify Certificate",
-    "negatives": "Negatives Uniform GaussianMixture InBatch ShortChains LongChain Replay MarginalActionSampler Mixture",
+    "negatives": "Negatives Uniform GaussianMixture InBatch Proposed ShortChains LongChain Replay ReplayBuffer "
+    "MarginalActions MarginalActionSampler Mixture",
+    "objectives": "InfoNCE RankingNCE ImportanceNLL MCMC MaximumEntropy Likelihood PositiveL2 EntropyRegulariser "
+    "GradientPenalty Terms contrast",
+    "optimisers": "Adam Cosine Decay",
+    "acting": "Search Direct Problem Found",
     "demonstrations": "Demonstrations DemonstrationError",
-    "envs": "ParticleTask BatchedParticle ParticleEnv ParticleExpert collect_particle",
-    "policy": "ImplicitPolicy ExplicitPolicy Network Proposal Runner load",
-    "evaluation": "Evaluation evaluate wilson_interval",
-    "trials": "TRIALS Trial",
+    "tasks": "Task Gym GymnasiumTask ParticleTask BatchedParticle ParticleEnv ParticleExpert collect_particle",
+    "settings": "StorageError",
+    "policy": "EnergyPolicy Policy Proposal Runner load",
+    "recipes": "TRIALS Inputs Trial",
+    "composition": "vary",
     "trainer": "Trainer fit",
-    "training": "Job resume train",
+    "runs": "Job resume train",
+    "evaluation": "Evaluation evaluate wilson_interval",
     "regressor": "ConditionalEBMRegressor",
     "report": "write_report",
 }

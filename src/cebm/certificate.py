@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
 from cebm.samplers import MALA, Collect, DerivativeFree, Langevin, Sampler, StepInfo, run
 from cebm.spaces import NORMALISED_RANGE, margin_limit
 

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cebm.energy import EnergyModel
-from cebm.objectives import info_nce_per_example
+from cebm.energies.base import EnergyModel
+from cebm.losses import info_nce_per_example
 
 _PANEL = 8  # nodes of one Gauss-Legendre panel
 _ROWS_AT_ONCE = 2**16  # energies evaluated together; a 256-wide layer then holds 64 MB of float32

@@ -1,23 +1,27 @@
 """Where the negative actions ỹ come from. Every source has one method, `sample`; actions are normalised.
 
-A source without state is a frozen dataclass. `Replay` and `MarginalActionSampler` carry state and are modules, so
-that their weights and buffers are saved with the rest. Any source can also start the chains of another.
+A source without state is a frozen dataclass, and its own settings. A source with state is a module, so that its
+weights and buffers are saved with the rest, and has a frozen dataclass of settings that builds it: `Replay` builds a
+`ReplayBuffer`, `MarginalActions` a `MarginalActionSampler`. Any source can also start the chains of another.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, pi
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Energies, EnergyModel, Obs, evaluating
-from cebm.networks import JointEnergy, MarginalEnergy
-from cebm.objectives import maximum_entropy_loss, mcmc_loss, positive_l2
-from cebm.samplers import Collect, Langevin, Sampler, StepInfo, run
-from cebm.spaces import check_finite, margin_limit
+from cebm.energies.base import Actions, Energies, EnergyModel, Obs, evaluating
+from cebm.energies.feedforward import MarginalEnergy
+from cebm.losses import maximum_entropy_loss, mcmc_loss, positive_l2
+from cebm.samplers import Collect, Langevin, Sampler, StepInfo, run, with_steps
+from cebm.spaces import Specification, check_finite, margin_limit
+
+if TYPE_CHECKING:
+    from cebm.recipes import Trial
 
 Positives = Float[Tensor, "batch act"]
 
@@ -41,7 +45,12 @@ class Negatives:
 
 @runtime_checkable
 class Source(Protocol):
-    """The contract of this module."""
+    """The contract of this module: one method. Three more things are asked for where they help.
+
+    `distribution` says what the negatives are drawn from: 'proposal' (that of the energy), 'marginal' (p(y)); an energy
+    that corrects for it asks. `log_prob` makes a `Density` of the source. A source with weights of its own gives their
+    losses as `own_losses(actions, negatives)`, by the name to log them under.
+    """
 
     def sample(
         self,
@@ -132,6 +141,8 @@ class GaussianMixture:
 class InBatch:
     """The actions of `n` other examples of the batch, each used once per row: exact samples of the marginal p(y)."""
 
+    distribution: ClassVar[str] = "marginal"
+
     @torch.no_grad()
     def sample(
         self,
@@ -152,6 +163,25 @@ class InBatch:
 
 
 @dataclass(frozen=True)
+class Proposed:
+    """Draws of the energy's own proposal q(y|x), for energies that have one."""
+
+    distribution: ClassVar[str] = "proposal"
+
+    @torch.no_grad()
+    def sample(
+        self,
+        energy: EnergyModel,
+        obs: Obs,
+        actions: Positives,
+        n: int,
+        generator: torch.Generator,
+    ) -> Negatives:
+        _check(obs, actions, n)
+        return Negatives(energy.propose(energy.encode(obs), n, generator), obs)
+
+
+@dataclass(frozen=True)
 class ShortChains:
     """Many independent short chains of the learned p(y|x), the last state of each (IBC's way)."""
 
@@ -161,6 +191,15 @@ class ShortChains:
     """Where they start: uniform, the data (InBatch), a proposal (GaussianMixture, …)."""
     keep_graph: bool = False
     """Whether negatives ỹ(θ) keep the graph of every step, so that a loss of them has the gradient of the chain."""
+
+    def __post_init__(self) -> None:
+        if self.keep_graph and not getattr(self.sampler, "differentiable", False):
+            raise ValueError(f"keep_graph needs a sampler with differentiable moves, not {type(self.sampler).__name__}")
+
+    def check_composition(self, trial: "Trial") -> None:
+        if getattr(self.start, "learns", False):
+            name = type(self.start).__name__
+            raise ValueError(f"ShortChains does not train its start: {name}, which learns, must be the source itself")
 
     def sample(
         self,
@@ -181,8 +220,8 @@ class LongChain:
     """One chain per observation; its states after `burn_in` steps, every `thin`-th, are the negatives. They are
     neither independent nor samples of the marginal, which is the paper's explanation why this works worse."""
 
-    sampler: Langevin = Langevin("correct")
-    """What moves it; its `steps` follow from burn_in, thin and n."""
+    sampler: Sampler = Langevin("correct")
+    """What moves it, a dataclass; its `steps` follow from burn_in, thin and n."""
     burn_in: int = 50
     """Steps thrown away first."""
     thin: int = 5
@@ -203,16 +242,16 @@ class LongChain:
     ) -> Negatives:
         _check(obs, actions, n)
         start = self.start.sample(energy, obs, actions, 1, generator).actions
-        sampler = replace(self.sampler, steps=self.burn_in + self.thin * (n - 1) + 1)
+        sampler = with_steps(self.sampler, self.burn_in + self.thin * (n - 1) + 1)
         with torch.no_grad(), evaluating(energy):
             chain = run(sampler, energy, energy.encode(obs), start, generator, Collect(self.burn_in, self.thin))
         return Negatives(chain.actions, obs, info=chain.info)
 
 
-class Replay(nn.Module):
+class ReplayBuffer(nn.Module):
     """Short chains that start where earlier ones ended, in place of long ones (Du & Mordatch 2019).
 
-    For a `JointEnergy` the buffer holds pairs (x, y) and the chains move both. For a conditional energy it holds
+    `joint`: the buffer holds pairs (x, y) and the chains move both, on the energy's `pairs`. Otherwise it holds
     actions alone; the paper notes that different conditional distributions cannot rightly share one buffer.
     """
 
@@ -227,6 +266,7 @@ class Replay(nn.Module):
         reinitialise: float = 0.05,
         margin: float = 0.05,
         device: torch.device | str | None = None,
+        joint: bool = False,
     ) -> None:
         super().__init__()
         if dim < 1:
@@ -237,7 +277,7 @@ class Replay(nn.Module):
             raise ValueError(f"reinitialise must be in [0, 1], got {reinitialise}")
         margin_limit(margin)
         self.sampler = sampler if sampler is not None else Langevin("correct")
-        self.reinitialise, self.margin = reinitialise, margin
+        self.reinitialise, self.margin, self.joint = reinitialise, margin, joint
         self.register_buffer("stored", torch.zeros(capacity, dim, device=device))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device))
 
@@ -250,7 +290,7 @@ class Replay(nn.Module):
         generator: torch.Generator,
     ) -> Negatives:
         _check(obs, actions, n)
-        target = energy.pairs if isinstance(energy, JointEnergy) else energy
+        target = energy.pairs() if self.joint else energy
         if target.act_dim != self.stored.shape[1]:
             raise ValueError(f"dim of the replay buffer is {self.stored.shape[1]}, the chain has {target.act_dim}")
         batch = actions.shape[0]
@@ -258,7 +298,7 @@ class Replay(nn.Module):
         with torch.no_grad(), evaluating(target):
             chain = run(self.sampler, target, target.encode(obs), start, generator)
         self.put(chain.actions.flatten(0, 1), generator)
-        if isinstance(energy, JointEnergy):
+        if self.joint:
             x, y = chain.actions.split([energy.obs_dim, energy.act_dim], -1)
             return Negatives(y, x, info=chain.info)
         return Negatives(chain.actions, obs, info=chain.info)
@@ -284,6 +324,35 @@ class Replay(nn.Module):
         if rest.shape[0]:
             places = torch.randperm(capacity, generator=generator, device=states.device)[: rest.shape[0]]
             self.stored[places] = rest.to(self.stored.dtype)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Settings of a `ReplayBuffer`."""
+
+    sampler: Sampler = Langevin("correct")
+    """What moves the chains."""
+    capacity: int = 10_000
+    """States that the buffer holds."""
+    reinitialise: float = 0.05
+    """Share of the chains that start anew, uniformly."""
+    margin: float = 0.05
+    """Room beyond [-1, 1] for these, on both ends, as a fraction of the range."""
+    joint: bool = False
+    """Model p(x, y) and sample pairs."""
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> ReplayBuffer:
+        """The empty buffer."""
+        dim = spec.act_dim + (spec.obs_dim if self.joint else 0)
+        device = None if generator is None else generator.device
+        return ReplayBuffer(dim, self.sampler, self.capacity, self.reinitialise, self.margin, device, self.joint)
+
+    def check_composition(self, trial: "Trial") -> None:
+        if self.joint and not getattr(trial.energy, "joint", False):
+            raise ValueError(
+                f"Replay (joint=True) needs an energy with a joint form over pairs (x, y) (`joint = True` in its "
+                f"settings), which {type(trial.energy).__name__} has not"
+            )
 
 
 class MarginalActionSampler(nn.Module):
@@ -338,14 +407,49 @@ class MarginalActionSampler(nn.Module):
         loss = objective(positive.mean().unsqueeze(0), negative.unsqueeze(0))
         return loss + self.positive_l2 * positive_l2(positive) if self.positive_l2 else loss
 
+    def own_losses(self, actions: Positives, negatives: Actions) -> dict[str, Tensor]:
+        """Trains the marginal beside the energy; no weight is shared."""
+        return {"marginal_loss": self.loss(actions, negatives)}
+
+
+@dataclass(frozen=True)
+class MarginalActions:
+    """Settings of a `MarginalActionSampler`, the paper's MAS."""
+
+    sampler: Sampler = Langevin("correct")
+    """What moves the chains of the marginal energy."""
+    objective: Literal["mcmc", "maxent"] = "mcmc"
+    """The loss of the marginal energy."""
+    positive_l2: float = 0.0
+    """Weight of its squared positive energies in that loss."""
+    width: int = 64
+    """Hidden units of the marginal energy."""
+    start: Source = Uniform()
+    """Where its chains start."""
+
+    distribution: ClassVar[str] = "marginal"
+    learns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("mcmc", "maxent"):
+            raise ValueError(f"objective must be 'mcmc' or 'maxent', got {self.objective!r}")
+        if not self.positive_l2 >= 0:
+            raise ValueError(f"positive_l2 must be at least 0, got {self.positive_l2}")
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> MarginalActionSampler:
+        """The sampler, its energy's weights drawn from `generator`."""
+        return MarginalActionSampler(
+            spec.act_dim, self.sampler, self.objective, self.positive_l2, self.width, self.start, generator
+        )
+
 
 @dataclass(frozen=True)
 class Mixture:
     """Fixed shares of several sources. Where all densities are known, q is their mixture Σ_j (n_j/n) q_j
     with the actual counts n_j."""
 
-    sources: Sequence[Source]
-    """The sources, stateless or not."""
+    sources: Sequence[Any]
+    """The sources, or settings of sources."""
     fractions: tuple[float, ...]
     """The share of each; they add up to 1. Counts are rounded so that they add up to n."""
 
@@ -363,6 +467,20 @@ class Mixture:
         for j in by_remainder[: n - sum(counts)]:
             counts[j] += 1
         return counts
+
+    @property
+    def known_density(self) -> bool:
+        """Whether all of its sources have a density."""
+        return all(has_density(source) for source in self.sources)
+
+    def own_losses(self, actions: Positives, negatives: Actions) -> dict[str, Tensor]:
+        """Each source's own, on the negatives that came from it."""
+        used = [(source, count) for source, count in zip(self.sources, self.counts(negatives.shape[1]), strict=True)]
+        losses: dict[str, Tensor] = {}
+        for (source, _), part in zip(used, negatives.split([count for _, count in used], 1), strict=True):
+            if part.shape[1]:
+                losses |= own_losses(source, actions, part)
+        return losses
 
     @torch.no_grad()
     def sample(
@@ -392,6 +510,17 @@ class Mixture:
             return torch.stack(terms).logsumexp(0)
 
         return replace(mixed, log_q=log_prob(mixed.actions), log_q_positive=log_prob(actions.unsqueeze(1))[:, 0])
+
+
+def has_density(source: Any) -> bool:
+    """Whether a source tells the log density of what it draws."""
+    return bool(getattr(source, "known_density", isinstance(source, Density)))
+
+
+def own_losses(source: Any, actions: Positives, negatives: Actions) -> dict[str, Tensor]:
+    """The losses of a source's own weights; none for a source without any."""
+    function = getattr(source, "own_losses", None)
+    return {} if function is None else function(actions, negatives)
 
 
 def _with_density(source: Density, samples: Actions, obs: Obs, positives: Positives) -> Negatives:

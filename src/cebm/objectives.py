@@ -1,200 +1,293 @@
-"""Losses: plain functions of energies, so that any energy and any source of negatives can feed them.
+"""Objectives: what training minimises. An objective owns its source of negatives and their count.
 
-`positive[i]` is E(x_i, y_i), the energy of a demonstrated action; `negative[i, m]` is E(x_i, ỹ_i^m), the
-energy of a negative one; `log_q[i, m]` is log q(ỹ_i^m), the log density that the negative was drawn from.
-Energies are low where actions are likely, p(y|x) = exp(-E(x, y)) / Z(x).
-
-The paper sums its losses over the batch; here each is a **mean**, so that a learning rate does not depend on
-the batch size. `info_nce_per_example` and the two `log_partition` functions keep the batch.
-
-Wrong shapes and empty batches raise a ValueError that names the argument. So does a NaN on the CPU, where
-looking is cheap; on an accelerator it would stall the queue at each training step, so there a NaN travels
-into the loss.
+Each is a frozen dataclass with one method, `terms`; the formulas are in `losses`. Penalties are added to any of them.
 """
 
-import math
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cebm.energies.base import EnergyModel, Obs
+from cebm.losses import (
+    entropy_regulariser,
+    gradient_penalty,
+    importance_nll,
+    info_nce,
+    maximum_entropy_loss,
+    mcmc_loss,
+    positive_l2,
+    ranking_nce,
+)
+from cebm.negatives import GaussianMixture, InBatch, Negatives, Positives, ShortChains, Uniform, has_density, own_losses
+from cebm.samplers import Langevin
 
-def _check(name: str, values: Tensor, axes: tuple[str, ...], finite: bool = False) -> None:
-    if values.ndim != len(axes):
-        raise ValueError(f"{name}: expected the axes ({', '.join(axes)}), got shape {tuple(values.shape)}")
-    for axis, size in zip(axes, values.shape, strict=True):
-        if size == 0:
-            raise ValueError(f"{name}: the axis '{axis}' is empty, got shape {tuple(values.shape)}")
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    # An infinite energy is allowed, as a penalty may forbid an action; an infinite log density is not.
-    bad = ~torch.isfinite(values) if finite else torch.isnan(values)
-    try:
-        found = bool(bad.any())
-    except RuntimeError:  # under torch.func.vmap a tensor has no truth value
-        return
-    if found:
-        raise ValueError(f"{name}: contains {'NaN or infinity' if finite else 'NaN'}")
-
-
-def _check_shape(name: str, values: Tensor, other_name: str, shape: torch.Size) -> None:
-    if values.shape != shape:
-        raise ValueError(f"{name}: shape {tuple(values.shape)} does not match {other_name}'s {tuple(shape)}")
+if TYPE_CHECKING:
+    from cebm.recipes import Trial
 
 
-def _check_energies(positive: Tensor, negative: Tensor) -> None:
-    _check("positive", positive, ("batch",))
-    _check("negative", negative, ("batch", "samples"))
-    if len(negative) != len(positive):
-        raise ValueError(f"negative: a batch of {len(negative)}, but positive has {len(positive)}")
+@dataclass(frozen=True)
+class Terms:
+    """What an objective found on a batch. Only `loss` is needed; the rest serves penalties and the log."""
+
+    loss: Float[Tensor, ""]
+    """To minimise."""
+    positive: Float[Tensor, " batch"] | None = None
+    """Energies of the demonstrated actions."""
+    negative: Float[Tensor, "batch samples"] | None = None
+    """Energies of the negatives."""
+    drawn: Negatives | None = None
+    """The negatives."""
+    own: dict[str, Tensor] = field(default_factory=dict)
+    """Losses of weights that the source has for itself, by the name to log them under."""
+    log: dict[str, Tensor] = field(default_factory=dict)
+    """Further numbers to log."""
 
 
-def _check_weighted(negative: Tensor, log_q: Tensor) -> None:
-    _check("negative", negative, ("batch", "samples"))
-    _check("log_q", log_q, ("batch", "samples"), finite=True)
-    _check_shape("log_q", log_q, "negative", negative.shape)
+@runtime_checkable
+class Objective(Protocol):
+    """Anything with this method trains an energy. `density_ratio = True` says that its minimum is the log-ratio of
+    what the negatives are drawn from to the data, which a `Tilted` energy asks for."""
+
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        """The loss on a batch of demonstrated pairs, normalised."""
+        ...
 
 
-def info_nce_per_example(
-    positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch samples"]
-) -> Float[Tensor, "batch"]:
-    """-log( e^{-E⁺} / (e^{-E⁺} + Σ_m e^{-E⁻_m}) ), the summands of eq. InfoNCE.
+@runtime_checkable
+class LossPenalty(Protocol):
+    """Anything with this method can stand in a trial's `penalties`."""
 
-    Computed as log(1 + Σ_m e^{E⁺ - E⁻_m}): differences first, so a large common offset costs no digits.
-    """
-    _check_energies(positive, negative)
-    advantage = positive[:, None] - negative
-    return torch.logsumexp(torch.cat([torch.zeros_like(advantage[:, :1]), advantage], dim=1), dim=1)
+    def penalty(self, energy: EnergyModel, obs: Obs, terms: Terms) -> Float[Tensor, ""]:
+        """What to add to the loss."""
+        ...
 
 
-def info_nce(positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch samples"]) -> Float[Tensor, ""]:
-    """L = mean_i -log( e^{-E⁺} / (e^{-E⁺} + Σ_m e^{-E⁻_m}) ) (eq. InfoNCE; mean over the batch, not sum).
-
-    Its minimum over all functions is -E(x, y) = log p(y|x) - log q(y) + c(x) for negatives from q. So e^{-E}
-    is the conditional density only for uniform q; for q = p(y), the marginal, it is the density ratio, and
-    log(M+1) - L is a lower bound of the mutual information (`information.info_nce_bound`). For other q,
-    `ranking_nce` takes log q out again.
-    """
-    return info_nce_per_example(positive, negative).mean()
-
-
-def ranking_nce(
-    positive: Float[Tensor, "batch"],
-    negative: Float[Tensor, "batch samples"],
-    log_q_positive: Float[Tensor, "batch"],
-    log_q: Float[Tensor, "batch samples"],
-) -> Float[Tensor, ""]:
-    """L = mean_i -log( (e^{-E⁺}/q⁺) / (e^{-E⁺}/q⁺ + Σ_m e^{-E⁻_m}/q_m) ).
-
-    InfoNCE with log q added to the energies (Ma and Collins 2018; Gustafsson et al. 2020): its minimum is
-    -E(x, y) = log p(y|x) + c(x) for any q that covers the data and does not depend on the positive. (Around the
-    positive, as Gustafsson et al. draw, log q tells which one it is: the minimum is then too narrow, by O(1/M).)
-    Equal to `info_nce` for uniform q. Not in the paper. Mean over the batch.
-    """
-    _check_energies(positive, negative)
-    _check("log_q_positive", log_q_positive, ("batch",), finite=True)
-    _check_shape("log_q_positive", log_q_positive, "positive", positive.shape)
-    _check_weighted(negative, log_q)
-    return info_nce_per_example(positive + log_q_positive, negative + log_q).mean()
+def contrast(
+    energy: EnergyModel, source: Any, count: int, obs: Obs, actions: Positives, generator: torch.Generator
+) -> Terms:
+    """Draws `count` negatives per pair and gives the energies of both, with a loss of 0 to be replaced. Of a tilted
+    energy it is the tilt that is compared."""
+    drawn = source.sample(energy, obs, actions, count, generator)
+    target = energy.contrasted
+    if drawn.obs.ndim > obs.ndim:  # pairs (x, y), of a joint model
+        positive = target(obs, actions.unsqueeze(1))[:, 0]
+        negative = target.pairs()(obs, torch.cat([drawn.obs, drawn.actions], -1))
+    else:
+        together = target(obs, torch.cat([actions.unsqueeze(1), drawn.actions], 1))
+        positive, negative = together[:, 0], together[:, 1:]
+    return Terms(positive.new_zeros(()), positive, negative, drawn, own_losses(source, actions, drawn.actions))
 
 
-def log_partition_unweighted(
-    positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch samples"]
-) -> Float[Tensor, "batch"]:
-    """log( e^{-E⁺} + Σ_m e^{-E⁻_m} ), what eq. int-approx puts in the place of log Z. Per example.
+@dataclass(frozen=True)
+class InfoNCE:
+    """L = mean −log(e^{−E⁺} / (e^{−E⁺} + Σ e^{−E⁻})) (eq. InfoNCE): tell the demonstrated action from negatives."""
 
-    Here to be compared, not to be trusted: without the factor 1/(M q) the value is off by log(M q) even for
-    uniform negatives, where only its gradient tends to that of log Z. There the positive's own term moves
-    the gradient by p(y⁺)·volume/M, and the ratio of sums by another O(1/M). For any other q the gradient
-    tends to that of log ∫ q e^{-E} instead.
-    """
-    _check_energies(positive, negative)
-    return torch.logsumexp(torch.cat([-positive[:, None], -negative], dim=1), dim=1)
+    source: Any = ShortChains(Langevin("ibc", noise=0.1))
+    """Where negatives come from."""
+    count: int = 8
+    """Negatives per example (the paper is silent: our reading)."""
 
+    density_ratio: ClassVar[bool] = True
 
-def log_partition_importance(
-    negative: Float[Tensor, "batch samples"], log_q: Float[Tensor, "batch samples"]
-) -> Float[Tensor, "batch"]:
-    """log Ẑ = log( 1/M Σ_m e^{-E⁻_m} / q_m ), negatives drawn from q (Sec. III). Per example.
+    def __post_init__(self) -> None:
+        _check_contrast(self)
 
-    Ẑ and ∇Ẑ are unbiased for any q that covers p; log Ẑ is low by Var_q(p/q)/(2M), and its gradient, a
-    ratio of sums, is off by O(1/M).
-    """
-    _check_weighted(negative, log_q)
-    return torch.logsumexp(-negative - log_q, dim=1) - math.log(negative.shape[1])
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        found, positive, negative = _contrast(self, energy, obs, actions, generator)
+        return replace(found, loss=info_nce(positive, negative))
 
 
-def importance_nll(
-    positive: Float[Tensor, "batch"],
-    negative: Float[Tensor, "batch samples"],
-    log_q: Float[Tensor, "batch samples"],
-) -> Float[Tensor, ""]:
-    """L = mean_i ( E⁺ + log Ẑ ), eq. NLL-loss with Z by importance sampling, weights 1/q (Sec. III).
+@dataclass(frozen=True)
+class RankingNCE:
+    """InfoNCE of energies with log q added, which takes the density of the negatives out again (Ma & Collins 2018)."""
 
-    Mean over the batch. Biased by O(1/M) through log Ẑ (`log_partition_importance`).
-    """
-    _check_energies(positive, negative)
-    return (positive + log_partition_importance(negative, log_q)).mean()
+    source: Any = GaussianMixture()
+    """Where negatives come from; its density must be known."""
+    count: int = 64
+    """Negatives per example."""
 
+    def __post_init__(self) -> None:
+        _check_contrast(self, known=True)
 
-def mcmc_loss(positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch samples"]) -> Float[Tensor, ""]:
-    """L = mean_i ( E⁺ - 1/M Σ_{m=1}^M E⁻_m ) (eq. MCMC-loss; mean over the batch, not sum).
-
-    Its gradient is an unbiased estimate of the gradient of the NLL when the negatives are samples of
-    p_θ(y|x), held constant; its value means nothing. The paper's sum starts at m = 0, a typo: it would
-    divide M + 1 terms by M.
-    """
-    _check_energies(positive, negative)
-    return (positive - negative.mean(dim=1)).mean()
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        found, positive, negative = _contrast(self, energy, obs, actions, generator)
+        log_q, log_q_positive = _densities(self, found)
+        return replace(found, loss=ranking_nce(positive, negative, log_q_positive, log_q))
 
 
-def entropy_regulariser(negative: Float[Tensor, "batch samples"], unbiased: bool = False) -> Float[Tensor, ""]:
-    """mean_i ½ Var_m E⁻_m, whose gradient estimates that of -H(p_θ(·|x_i)) (appendix, Maximum Entropy Regularization).
+@dataclass(frozen=True)
+class ImportanceNLL:
+    """L = mean(E⁺ + log Ẑ), with Z by importance sampling, weights 1/q (Sec. III)."""
 
-    That is so with the negatives samples of p_θ(y|x), held constant. The ½ is in the appendix's formula, not in the
-    prose below it. The formula has the population variance, whose expectation is low by (M-1)/M; `unbiased` divides
-    by M - 1 instead, and then so is the gradient.
-    """
-    _check("negative", negative, ("batch", "samples"))
-    if unbiased and negative.shape[1] < 2:
-        raise ValueError("negative: the unbiased variance needs at least 2 samples, got 1")
-    return negative.var(dim=1, correction=int(unbiased)).mean() / 2
+    source: Any = GaussianMixture()
+    """Where negatives come from; its density must be known."""
+    count: int = 64
+    """Negatives per example."""
 
+    def __post_init__(self) -> None:
+        _check_contrast(self, known=True)
 
-def maximum_entropy_loss(
-    positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch samples"], unbiased: bool = False
-) -> Float[Tensor, ""]:
-    """L = mean_i ( E⁺ - mean_m E⁻_m + ½ Var_m E⁻_m ) (appendix, Maximum Entropy Regularization).
-
-    `mcmc_loss` and `entropy_regulariser`: with the negatives samples of p_θ(y|x), held constant, its gradient
-    estimates that of -log p_θ(y_i|x_i) - H(p_θ(·|x_i)).
-    """
-    return mcmc_loss(positive, negative) + entropy_regulariser(negative, unbiased)
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        found, positive, negative = _contrast(self, energy, obs, actions, generator)
+        return replace(found, loss=importance_nll(positive, negative, _densities(self, found)[0]))
 
 
-def positive_l2(positive: Float[Tensor, "batch"]) -> Float[Tensor, ""]:
-    """mean_i (E⁺)², which anchors the energies of the data at zero (trial "Correct, MAS+MaxEnt").
+@dataclass(frozen=True)
+class MCMC:
+    """L = mean(E⁺ − mean E⁻) (eq. MCMC-loss): the likelihood's gradient, for negatives that are samples of p(y|x)."""
 
-    The other losses do not see a constant added to the energy. The paper gives neither the weight of this
-    term nor whether it squares; the square is our reading of "L2 norm".
-    """
-    _check("positive", positive, ("batch",))
-    return positive.square().mean()
+    source: Any = ShortChains(Langevin("ibc", noise=0.1))
+    """Where negatives come from."""
+    count: int = 8
+    """Negatives per example."""
+
+    def __post_init__(self) -> None:
+        _check_contrast(self)
+
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        found, positive, negative = _contrast(self, energy, obs, actions, generator)
+        return replace(found, loss=mcmc_loss(positive, negative))
 
 
-def gradient_penalty(
-    gradients: Float[Tensor, "batch samples act"], margin: float = 1.0, norm: float | int = math.inf
-) -> Float[Tensor, ""]:
-    """mean max(0, ‖∇_y E‖ - margin)², over batch and samples (IBC, Sec. B.3.1).
+@dataclass(frozen=True)
+class MaximumEntropy:
+    """L = mean(E⁺ − mean E⁻ + ½ Var E⁻) (appendix, Maximum Entropy Regularization)."""
 
-    IBC takes the ∞-norm over the action's dimensions at the last state of each chain; 1 and 2 are the other
-    norms of its code. The paper meant to use it and, through a bug, did not. The gradients come from
-    `energies_and_gradients` with autograd on, so that the penalty reaches the parameters.
-    """
-    _check("gradients", gradients, ("batch", "samples", "act"))
-    if norm not in (1, 2, math.inf):
-        raise ValueError(f"norm: expected 1, 2 or inf, got {norm}")
-    if not 0 <= margin < math.inf:
-        raise ValueError(f"margin: expected a finite number of at least 0, got {margin}")
-    excess = torch.linalg.vector_norm(gradients, ord=norm, dim=-1) - margin
-    return excess.clamp(min=0).square().mean()
+    source: Any = ShortChains(Langevin("correct"))
+    """Where negatives come from."""
+    count: int = 8
+    """Negatives per example."""
+
+    def __post_init__(self) -> None:
+        _check_contrast(self)
+
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        found, positive, negative = _contrast(self, energy, obs, actions, generator)
+        return replace(found, loss=maximum_entropy_loss(positive, negative))
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """L = mean E⁺, for explicit energies, which are −log p(y|x) in closed form and need no negatives."""
+
+    count: int = 8
+    """Other examples' actions per example: they serve to log what contrastive objectives log, and train nothing."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, got {self.count}")
+
+    def check_composition(self, trial: "Trial") -> None:
+        if not getattr(trial.energy, "explicit", False):
+            name = type(trial.energy).__name__
+            raise ValueError(
+                f"Likelihood does not go with {name}: it needs an energy that is −log p(y|x) in closed form "
+                "(`explicit = True` in its settings)"
+            )
+
+    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        count = min(self.count, max(1, len(actions) - 1))
+        source = InBatch() if len(actions) > 1 else Uniform()
+        found = contrast(energy, source, count, obs, actions, generator)
+        if found.positive is None:
+            raise TypeError("contrast gives the energies of the data")
+        return replace(found, loss=found.positive.mean())
+
+
+# ---------------------------------------------------------------------------------------------- penalties
+
+
+@dataclass(frozen=True)
+class PositiveL2:
+    """weight · mean (E⁺)², which anchors the energies of the data at zero."""
+
+    weight: float = 1.0
+    """Its weight in the loss."""
+
+    def __post_init__(self) -> None:
+        _check_weight(self.weight)
+
+    def penalty(self, energy: EnergyModel, obs: Obs, terms: Terms) -> Float[Tensor, ""]:
+        return self.weight * positive_l2(_given(self, terms)[0])
+
+
+@dataclass(frozen=True)
+class EntropyRegulariser:
+    """weight · ½ Var E⁻, whose gradient estimates that of −H(y|x) (appendix A). 1 is the weight in `MaximumEntropy`."""
+
+    weight: float = 1.0
+    """Its weight in the loss."""
+
+    def __post_init__(self) -> None:
+        _check_weight(self.weight)
+
+    def penalty(self, energy: EnergyModel, obs: Obs, terms: Terms) -> Float[Tensor, ""]:
+        return self.weight * entropy_regulariser(_given(self, terms)[1])
+
+
+@dataclass(frozen=True)
+class GradientPenalty:
+    """weight · mean max(0, ‖∇E‖_∞ − margin)² at the negatives (IBC, Sec. B.3.1)."""
+
+    weight: float = 1.0
+    """Its weight in the loss."""
+    margin: float = 1.0
+    """Norm of the gradient below which it is zero."""
+
+    def __post_init__(self) -> None:
+        _check_weight(self.weight)
+        if not 0 <= self.margin < inf:
+            raise ValueError(f"margin must be at least 0 and finite, got {self.margin}")
+
+    def penalty(self, energy: EnergyModel, obs: Obs, terms: Terms) -> Float[Tensor, ""]:
+        drawn, target = _given(self, terms)[2], energy.contrasted
+        gradients = target.energies_and_gradients(target.encode(obs), drawn.actions)[1]
+        return self.weight * gradient_penalty(gradients, self.margin)
+
+
+# ---------------------------------------------------------------------------------------------- helpers
+
+
+def _contrast(
+    objective: Any, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator
+) -> tuple[Terms, Tensor, Tensor]:
+    found = contrast(energy, objective.source, objective.count, obs, actions, generator)
+    positive, negative, _ = _given(objective, found)
+    return found, positive, negative
+
+
+def _given(piece: Any, terms: Terms) -> tuple[Tensor, Tensor, Negatives]:
+    """Energies of data and negatives, which the piece needs."""
+    if terms.positive is None or terms.negative is None or terms.drawn is None:
+        raise ValueError(f"{type(piece).__name__} needs an objective whose terms hold the energies of data and negatives")
+    return terms.positive, terms.negative, terms.drawn
+
+
+def _densities(objective: Any, terms: Terms) -> tuple[Tensor, Tensor]:
+    drawn = terms.drawn
+    if drawn is None or drawn.log_q is None or drawn.log_q_positive is None:
+        raise ValueError(f"{_pair(objective)}: the source gave no densities log_q and log_q_positive")
+    return drawn.log_q, drawn.log_q_positive
+
+
+def _check_contrast(objective: Any, known: bool = False) -> None:
+    if objective.count < 1:
+        raise ValueError(f"count must be at least 1, got {objective.count}")
+    source = objective.source
+    if not (hasattr(source, "sample") or hasattr(source, "build")):
+        raise ValueError(f"{_pair(objective)}: a source has a method `sample`, or `build` where it has weights")
+    if known and not has_density(source):
+        raise ValueError(f"{_pair(objective)}: the density of the negatives must be known (a method `log_prob`)")
+
+
+def _pair(objective: Any) -> str:
+    return f"{type(objective).__name__} does not go with {type(objective.source).__name__}"
+
+
+def _check_weight(weight: float) -> None:
+    if not 0 <= weight < inf:
+        raise ValueError(f"weight must be at least 0 and finite, got {weight}")

@@ -1,17 +1,20 @@
 """scikit-learn's way in: regression whose answer is a set and not a number. Needs the extra `cebm[sklearn]`."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from cebm.acting import Search
+from cebm.energies import MLP
 from cebm.information import Quadrature
-from cebm.policy import ImplicitPolicy, Network
+from cebm.negatives import Uniform
+from cebm.objectives import InfoNCE
+from cebm.optimisers import Adam
+from cebm.recipes import Trial
 from cebm.samplers import MALA, DerivativeFree, Langevin, run
 from cebm.trainer import fit
-from cebm.trials import TRIALS
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
@@ -54,16 +57,12 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
         targets = np.asarray(y, np.float32)
         self.single_output_ = targets.ndim == 1
-        trial = replace(
-            TRIALS["uniform"],
-            network=Network(width=self.width, init="torch"),
-            negative_count=self.negatives,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            candidates=self.candidates,
+        trial = Trial(
+            energy=MLP(width=self.width, init="torch"),
+            objective=InfoNCE(Uniform(), self.negatives),
+            optimiser=Adam(self.learning_rate, batch_size=self.batch_size, average=0.99),
             # No noise when predicting: a row's answer must not depend on the rows beside it.
-            acting=Langevin("ibc", noise=0.0),
-            ema=0.99,
+            acting=Search(Langevin("ibc", noise=0.0), self.candidates),
         )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.policy_ = fit(X, targets.reshape(len(targets), -1), trial=trial, steps=self.steps, seed=seed)
@@ -72,8 +71,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """The mode of p(y|x)."""
         rows, policy = self._rows(X), self.policy_
-        assert isinstance(policy, ImplicitPolicy)
-        blocks = _blocks(len(rows), policy.candidates)
+        blocks = _blocks(len(rows), self.candidates)
         actions = np.concatenate([policy.act(rows[block]) for block in blocks]).astype(np.float64)
         return actions[:, 0] if self.single_output_ else actions
 

@@ -2,15 +2,15 @@
 `init` and `step`; `run` is the only loop. Randomness comes from the generator that is passed in, and nowhere else.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import inf, sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, evaluating
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, evaluating, leaves
 from cebm.spaces import StepConvention, check_finite, margin_limit, step_limit
 
 StepSymbol = Literal["lambda", "epsilon", "tau"]
@@ -111,29 +111,48 @@ class StepInfo(NamedTuple):
     acceptance: Float[Tensor, "*steps"]
     """Fraction of proposals that were taken; 1 for samplers that take them all."""
 
+    @classmethod
+    def of(cls, energies: Energies, gradients: Actions | None = None, clipped: Tensor | None = None) -> "StepInfo":
+        """Of a sampler that takes every move: from the energies and gradients before the step."""
+        zero = energies.new_zeros(())
+        norm = zero if gradients is None else _gradient_norm(gradients)
+        return cls(energies.mean(), norm, zero if clipped is None else clipped, torch.ones_like(zero))
 
-@dataclass(frozen=True)
-class ChainState:
-    """Where the chains stand. A sampler fills the fields that its next step needs."""
 
-    actions: Actions
-    energies: Energies | None = None
-    gradients: Actions | None = None
-    log_step: Float[Tensor, "batch 1 1"] | None = None
+@runtime_checkable
+class ChainState(Protocol):
+    """Where the chains stand: a sampler's own NamedTuple or dataclass, with what its next step needs."""
+
+    @property
+    def actions(self) -> Actions: ...
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Anything with these can be run, used for negatives and certified."""
+    """Anything with these can be run, used for negatives, acted with and certified.
+
+    Two more are asked for where they help: `differentiable = True`, where a loss may be differentiated through the
+    chain; and `small_steps(size)`, the same sampler with moves of about `size`, to stay near where it starts.
+    """
 
     @property
     def steps(self) -> int: ...
 
-    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState: ...
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> Any: ...
 
     def step(
-        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]: ...
+        self, energy: EnergyModel, context: Context, state: Any, k: int, generator: torch.Generator
+    ) -> tuple[Any, StepInfo]: ...
+
+
+AnySampler = TypeVar("AnySampler", bound=Sampler)
+
+
+def with_steps(sampler: AnySampler, steps: int) -> AnySampler:
+    """The same sampler with another number of steps."""
+    if not is_dataclass(sampler) or "steps" not in {each.name for each in fields(sampler)}:
+        raise ValueError(f"steps: {type(sampler).__name__} is no dataclass with a field `steps`, so it cannot change")
+    return replace(sampler, steps=steps)
 
 
 @dataclass(frozen=True)
@@ -182,7 +201,8 @@ def run(
     """
     energy.check(context, start)
     check_finite(start.detach(), "start")
-    check_finite(context.detach(), "context")
+    for part in leaves(context):
+        check_finite(part.detach(), "context")
     if keep_graph and not getattr(sampler, "differentiable", False):
         raise ValueError(f"keep_graph needs a sampler with differentiable moves, not {type(sampler).__name__}")
     if collect is not None and collect.burn_in >= sampler.steps:
@@ -202,6 +222,12 @@ def run(
 # ---------------------------------------------------------------------------------------------- the samplers
 
 
+class LangevinState(NamedTuple):
+    """Where Langevin chains stand: they remember nothing else."""
+
+    actions: Actions
+
+
 @dataclass(frozen=True)
 class Langevin:
     """Unadjusted Langevin, in two formulations.
@@ -217,7 +243,7 @@ class Langevin:
     formulation: Literal["correct", "ibc"] = "correct"
     """How the step size scales the noise."""
     steps: int = 10
-    """Length of a chain."""
+    """Number of sampler steps per chain."""
     schedule: Constant | Polynomial | Exponential | Schedule = Polynomial()
     """Step size of step k: τ for 'correct', λ for 'ibc'."""
     noise: float = 1.0
@@ -242,12 +268,12 @@ class Langevin:
         if self.margin is not None:
             margin_limit(self.margin)
 
-    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
-        return ChainState(start)
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> LangevinState:
+        return LangevinState(start)
 
     def step(
-        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]:
+        self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
+    ) -> tuple[LangevinState, StepInfo]:
         size = _step_size(self.schedule, k, self.steps)
         energies, gradients = energy.energies_and_gradients(context, state.actions)
         scale = sqrt(2 * size) if self.formulation == "correct" else size * self.noise
@@ -255,8 +281,11 @@ class Langevin:
         if scale:
             move = move + scale * _normal_like(state.actions, generator)
         actions, clipped = self._clip(state.actions, move)
-        info = StepInfo(energies.mean(), _gradient_norm(gradients), clipped, torch.ones_like(clipped))
-        return ChainState(actions), info
+        return LangevinState(actions), StepInfo.of(energies, gradients, clipped)
+
+    def small_steps(self, size: float) -> "Langevin":
+        """The same chain with moves of at most `size` per coordinate."""
+        return replace(self, step_clip=size / 2, clip_convention="range")
 
     def _clip(self, actions: Actions, move: Actions) -> tuple[Actions, Float[Tensor, ""]]:
         wanted = actions + move
@@ -270,6 +299,15 @@ class Langevin:
         return result, (result != wanted).to(wanted.dtype).mean()
 
 
+class MALAState(NamedTuple):
+    """Where Metropolis chains stand, with what the next acceptance needs."""
+
+    actions: Actions
+    energies: Energies
+    gradients: Actions
+    log_step: Float[Tensor, "batch 1 1"]
+
+
 @dataclass(frozen=True)
 class MALA:
     """Metropolis-adjusted Langevin: proposes y' = y − τ∇E(y) + √(2τ) ω and takes it with probability
@@ -280,7 +318,7 @@ class MALA:
     """
 
     steps: int = 100
-    """Length of a chain."""
+    """Number of sampler steps per chain."""
     step_size: float = 0.01
     """The first τ."""
     adapt: int = 50
@@ -300,17 +338,20 @@ class MALA:
         if self.margin is not None:
             margin_limit(self.margin)
 
-    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> MALAState:
         if self.margin is not None:
             start = start.clamp(-margin_limit(self.margin), margin_limit(self.margin))
         energies, gradients = energy.energies_and_gradients(context, start)
         log_step = start.new_full((start.shape[0], 1, 1), self.step_size).log()
-        return ChainState(start, energies, gradients, log_step)
+        return MALAState(start, energies, gradients, log_step)
+
+    def small_steps(self, size: float) -> "MALA":
+        """The same chain with noise of at most `size` per step, which it keeps."""
+        return replace(self, step_size=min(self.step_size, size**2 / 2), adapt=0)
 
     def step(
-        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]:
-        assert state.energies is not None and state.gradients is not None and state.log_step is not None
+        self, energy: EnergyModel, context: Context, state: MALAState, k: int, generator: torch.Generator
+    ) -> tuple[MALAState, StepInfo]:
         step = state.log_step.exp()
         noise = _normal_like(state.actions, generator)
         proposal = state.actions - step * state.gradients + (2 * step).sqrt() * noise
@@ -338,7 +379,7 @@ class MALA:
         )
         moved = taken.unsqueeze(-1)
         return (
-            ChainState(
+            MALAState(
                 torch.where(moved, proposal, state.actions),
                 torch.where(taken, energies, state.energies),
                 torch.where(moved, gradients, state.gradients),
@@ -346,6 +387,13 @@ class MALA:
             ),
             info,
         )
+
+
+class Candidates(NamedTuple):
+    """Where the candidates of a derivative-free search stand, and their energies."""
+
+    actions: Actions
+    energies: Energies
 
 
 @dataclass(frozen=True)
@@ -381,15 +429,18 @@ class DerivativeFree:
         if self.margin is not None:
             margin_limit(self.margin)
 
-    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> Candidates:
         if self.margin is not None:
             start = start.clamp(-margin_limit(self.margin), margin_limit(self.margin))
-        return ChainState(start, energy.energies(context, start))
+        return Candidates(start, energy.energies(context, start))
+
+    def small_steps(self, size: float) -> "DerivativeFree":
+        """The same search with perturbations of at most `size`."""
+        return replace(self, deviation=min(self.deviation, size))
 
     def step(
-        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]:
-        assert state.energies is not None
+        self, energy: EnergyModel, context: Context, state: Candidates, k: int, generator: torch.Generator
+    ) -> tuple[Candidates, StepInfo]:
         zero = state.energies.new_zeros(())
         before, clipped = state.energies.mean(), zero
         if k == 0:
@@ -413,10 +464,10 @@ class DerivativeFree:
             result = wanted.clamp(-margin_limit(self.margin), margin_limit(self.margin))
         return result, (result != wanted).to(wanted.dtype).mean()
 
-    def _redraw(self, actions: Actions, energies: Energies, generator: torch.Generator) -> ChainState:
+    def _redraw(self, actions: Actions, energies: Energies, generator: torch.Generator) -> Candidates:
         weights = torch.softmax(-energies / self.temperature, 1)
         index = torch.multinomial(weights, actions.shape[1], replacement=True, generator=generator)
-        return ChainState(actions.gather(1, index.unsqueeze(-1).expand_as(actions)), energies.gather(1, index))
+        return Candidates(actions.gather(1, index.unsqueeze(-1).expand_as(actions)), energies.gather(1, index))
 
 
 # ---------------------------------------------------------------------------------------------- helpers

@@ -4,7 +4,7 @@ Samplers work in normalised coordinates, where the data fill [-1, 1] (a range of
 """
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,93 @@ def step_limit(fraction: float, convention: StepConvention = "range") -> float:
     if convention not in ("range", "half-range"):
         raise ValueError(f"clip_convention must be 'range' or 'half-range', got {convention!r}")
     return fraction * (NORMALISED_RANGE if convention == "range" else NORMALISED_RANGE / 2)
+
+
+def usable_device(name: torch.device | str) -> torch.device:
+    """The device of that name; a ValueError where there is none on this machine."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(name)!r} cannot be used on this machine: {str(error).splitlines()[0]}") from error
+    return device
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named part of an observation: joint positions, an image, a goal."""
+
+    name: str
+    """How data and users call it."""
+    shape: tuple[int, ...]
+    """Of one observation: (7,) for seven joints, (96, 96, 3) for an image."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a part of an observation needs a name")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"part {self.name!r}: sizes must not be negative, got {self.shape}")
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What an energy is built for: the observation's parts, the action's columns, and how many of each one input and
+    one output hold. Observations reach the energy flat, [batch, obs_dim]: the oldest frame first, in each frame the
+    parts in their order (`columns` finds one)."""
+
+    parts: tuple[Part, ...]
+    """Parts of one observation; a flat one is a single part named 'obs'."""
+    action: int
+    """Columns of one action."""
+    history: int = 1
+    """Observations that one input holds, the current one last."""
+    horizon: int = 1
+    """Actions that one output holds, the current one first."""
+    smoothing: float = 0.0
+    """Standard deviation of the noise that training adds to the actions, normalised units."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("action", 1), ("history", 1), ("horizon", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        names = [part.name for part in self.parts]
+        if len(set(names)) != len(names):
+            raise ValueError(f"parts of an observation must have different names, got {names}")
+        if not 0 <= self.smoothing < inf:
+            raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
+
+    @classmethod
+    def flat(cls, obs: int, action: int, history: int = 1, horizon: int = 1, smoothing: float = 0.0) -> "Specification":
+        """For observations of `obs` plain columns."""
+        return cls((Part("obs", (obs,)),), action, history, horizon, smoothing)
+
+    @property
+    def frame(self) -> int:
+        """Columns of one observation."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def obs_dim(self) -> int:
+        """Columns of one input: those of `history` observations."""
+        return self.history * self.frame
+
+    @property
+    def act_dim(self) -> int:
+        """Columns of one output: those of `horizon` actions."""
+        return self.horizon * self.action
+
+    def columns(self, name: str, frame: int = -1) -> slice:
+        """Where the part of that name stands in the flat input; by default in its newest frame."""
+        start = range(self.history)[frame] * self.frame
+        for part in self.parts:
+            if part.name == name:
+                return slice(start, start + part.size)
+            start += part.size
+        raise ValueError(f"there is no part {name!r}; there are {', '.join(part.name for part in self.parts)}")
 
 
 def check_finite(values: Tensor, name: str) -> None:
@@ -124,9 +211,13 @@ class Box:
         return margin_limit(self.margin)
 
     def normalise(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """Data units to normalised ones."""
+        """Data units to normalised ones; a ValueError names the dimensions that hold NaN or infinity."""
         self._check_dim(values)
         check_finite(values, "values")
+        return self.scaled(values)
+
+    def scaled(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """As `normalise`, without looking at the values: for those that are infinite on purpose or checked later."""
         return (values - self.centre) / self.scale
 
     def denormalise(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
@@ -134,9 +225,12 @@ class Box:
         self._check_dim(values)
         return values * self.scale + self.centre
 
-    def sample(self, *shape: int, generator: torch.Generator) -> Float[Tensor, "*shape dim"]:
-        """Uniform in the box with its margin, normalised: [-1.1, 1.1] per dimension."""
-        unit = torch.rand(*shape, self.dim, generator=generator, dtype=self.centre.dtype, device=self.centre.device)
+    def sample(
+        self, *shape: int, generator: torch.Generator, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*shape dim"]:
+        """Uniform in the box with its margin, normalised: [-1.1, 1.1] per dimension; by default in the box's dtype."""
+        dtype = self.centre.dtype if dtype is None else dtype
+        unit = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=self.centre.device)
         return (2 * unit - 1) * self.limit
 
     def clip(self, normalised: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
@@ -156,6 +250,10 @@ class Box:
     def to(self, *args: Any, **kwargs: Any) -> "Box":
         """As `Tensor.to`: another device or dtype."""
         return Box(self.centre.to(*args, **kwargs), self.scale.to(*args, **kwargs), self.margin)
+
+    def tiled(self, times: int) -> "Box":
+        """The same units for each of several observations or actions in a row."""
+        return Box(self.centre.repeat(times), self.scale.repeat(times), self.margin)
 
     def _check_dim(self, values: Tensor) -> None:
         if values.ndim < 1 or values.shape[-1] != self.dim:

@@ -1,4 +1,4 @@
-"""The state of a training and its one step, in memory; `training` adds the run directory."""
+"""The state of a training and its one step, in memory; `runs` adds the run directory."""
 
 import copy
 import math
@@ -9,15 +9,76 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from cebm.composition import built, modules_in, vary
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.information import SaturatedBoundWarning, info_nce_bound
-from cebm.networks import Linear
-from cebm.policy import ExplicitPolicy, ImplicitPolicy
-from cebm.spaces import Box
+from cebm.losses import info_nce
+from cebm.objectives import Terms
+from cebm.policy import EnergyPolicy
+from cebm.recipes import Trial, find_trial
+from cebm.settings import StorageError
+from cebm.spaces import Box, Specification
 from cebm.storage import take
-from cebm.trials import Learner, Trial, find_trial
+
+Limits = tuple[Any, Any]
+
+
+class Learner(nn.Module):
+    """What a trial trains: the energy, and whatever in its objective has weights or buffers of its own."""
+
+    def __init__(self, trial: Trial, spec: Specification, generator: torch.Generator) -> None:
+        super().__init__()
+        self.trial = trial
+        self.energy = trial.energy.build(spec, generator)
+        self.objective = built(trial.objective, spec, generator)
+        self.pieces = nn.ModuleDict(modules_in(self.objective))
+
+    def loss(
+        self, obs: Float[Tensor, "batch obs"], actions: Float[Tensor, "batch act"], generator: torch.Generator
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """The loss to minimise, and what to log of this step."""
+        smoothing = self.trial.inputs.smoothing
+        if smoothing:
+            noise = torch.randn(actions.shape, generator=generator, dtype=actions.dtype, device=actions.device)
+            actions = actions + smoothing * noise
+        terms = self.objective.terms(self.energy, obs, actions, generator)
+        loss = terms.loss
+        for piece in self.trial.penalties:
+            loss = loss + piece.penalty(self.energy, obs, terms)
+        log = _numbers(loss, actions, terms)
+        # What follows has parameters of its own: Adam trains the parts as if apart.
+        for name, own in (self.energy.own_losses(obs, actions) | terms.own).items():
+            log[name] = own.detach()
+            loss = loss + own
+        return loss, log
+
+
+def _numbers(loss: Tensor, actions: Tensor, terms: Terms) -> dict[str, Tensor]:
+    """What to log of a step."""
+    log = {"loss": loss.detach(), **{name: value.detach() for name, value in terms.log.items()}}
+    positive, negative, drawn = terms.positive, terms.negative, terms.drawn
+    with torch.no_grad():
+        if positive is not None:
+            log["positive_energy"] = positive.mean()
+        if positive is not None and negative is not None:
+            log["info_nce"] = info_nce(positive, negative)
+            log["negative_energy"] = negative.mean()
+            log["energy_gap"] = negative.mean() - positive.mean()
+        if drawn is not None:
+            log["negative_distance"] = (drawn.actions - actions.unsqueeze(1)).norm(dim=-1).mean()
+    if drawn is None or drawn.info is None:
+        return log
+    return log | {
+        "chain_energy_first": drawn.info.energy[0],
+        "chain_energy_last": drawn.info.energy[-1],
+        "gradient_norm_first": drawn.info.gradient_norm[0],
+        "gradient_norm_last": drawn.info.gradient_norm[-1],
+        "clipped": drawn.info.clipped.mean(),
+        "acceptance": drawn.info.acceptance.mean(),
+    }
 
 
 class Trainer:
@@ -30,31 +91,33 @@ class Trainer:
         validation: Demonstrations,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        limits: tuple[float, float] | None = None,
+        limits: Limits | None = None,
         steps: int | None = None,
     ) -> None:
-        """`steps` is the length of the run, which a cosine schedule needs to know."""
-        if trial.schedule == "cosine" and steps is None:
-            raise ValueError("steps must be given for a trial whose learning rate follows a cosine")
+        """`limits` are the lowest and the highest action; `steps` is the length of the run, which a cosine schedule
+        needs to know."""
         self.steps = steps
         self.trial, self.seed, self.device, self.limits = trial, seed, torch.device(device), limits
-        self.training = training.windows(trial.history, trial.horizon)
-        self.validation = validation.windows(trial.history, trial.horizon)
-        self.obs_box = _tiled(Box.fit(training.obs, trial.obs_scaling), trial.history).to(self.device)
-        self.act_box = _tiled(Box.fit(training.actions), trial.horizon).to(self.device)
+        inputs = trial.inputs
+        self.training = training.windows(inputs.history, inputs.horizon)
+        self.validation = validation.windows(inputs.history, inputs.horizon)
+        self.obs_box = Box.fit(training.obs, inputs.obs_scaling).tiled(inputs.history).to(self.device)
+        self.act_box = Box.fit(training.actions).tiled(inputs.horizon).to(self.device)
+        self.spec = inputs.specification(training.obs_dim, training.act_dim)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.learner = Learner(trial, self.training.obs_dim, self.training.act_dim, self.generator).to(self.device)
-        self.average = copy.deepcopy(self.learner.conditional) if trial.ema else None
-        self.optimiser = torch.optim.Adam(self.learner.parameters(), trial.learning_rate)
+        self.learner = Learner(trial, self.spec, self.generator).to(self.device)
+        self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
+        self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
         self._order: tuple[int, Tensor] | None = None
         # Small sets live on the device, normalised; large ones stay on disk and are gathered batch by batch.
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
         self._resident = self._normalised(self.training, slice(None)) if small else None
+        self._learning_rate()  # a schedule that cannot be followed says so now
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, len(self.training) // self.trial.batch_size)
+        return max(1, len(self.training) // self.trial.optimiser.batch_size)
 
     def step(self) -> dict[str, Tensor]:
         """One optimiser step on the next batch; what to log of it, as tensors. Weights stay as they are when the
@@ -64,75 +127,87 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
-        with self._dropout_randomness():
+        with self._global_randomness():
             loss, log = self.learner.loss(obs, actions, self.generator)
-        loss.backward()
-        gradients = [p.grad for p in self.learner.conditional.parameters() if p.grad is not None]
+            loss.backward()
+        gradients = [p.grad for p in self.learner.energy.parameters() if p.grad is not None]
         norm = log["parameter_gradient_norm"] = nn.utils.get_total_norm(gradients)
         # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
         for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
             if not math.isfinite(float(value)):
                 raise FloatingPointError(f"{name} is {float(value)}")
-        self.optimiser.step()
+        try:
+            self.optimiser.step()
+        except RuntimeError as error:  # a learning rate beyond float32
+            raise FloatingPointError(f"the optimiser's step failed: {error}") from error
         self.step_count += 1
-        if self.average is not None:
-            # The first steps forget faster, so that the average does not remember the initial weights.
-            keep = min(self.trial.ema, (1 + self.step_count) / (10 + self.step_count))
-            with torch.no_grad():
-                pairs = zip(self.average.parameters(), self.learner.conditional.parameters(), strict=True)
-                for average, weight in pairs:
-                    average.lerp_(weight, 1 - keep)
-            for layer in self.average.modules():
-                if isinstance(layer, Linear):
-                    layer.power_iterate()  # averaged weights have spectral norms of their own
+        self._follow()
         return log
+
+    def check_weights(self) -> None:
+        """FloatingPointError where a weight is NaN or infinite, so that training cannot go on from here."""
+        for name, value in self.learner.state_dict().items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise FloatingPointError(f"the weights {name} are NaN or infinite")
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Moves the average of the weights."""
+        if self.average is None:
+            return
+        # The first steps forget faster, so that the average does not remember the initial weights.
+        keep = min(self.trial.optimiser.average, (1 + self.step_count) / (10 + self.step_count))
+        for average, weight in zip(self.average.parameters(), self.learner.energy.parameters(), strict=True):
+            average.lerp_(weight, 1 - keep)
+        for mine, other in zip(self.average.modules(), self.learner.energy.modules(), strict=True):
+            if hasattr(mine, "follow_weights"):  # buffers that belong to the averaged weights, not to the raw ones
+                mine.follow_weights()
+                continue
+            for buffer, new in zip(mine.buffers(recurse=False), other.buffers(recurse=False), strict=True):
+                buffer.copy_(new)
 
     def _learning_rate(self) -> float:
         """That of the next step."""
-        peak, step = self.trial.learning_rate, self.step_count
-        if self.trial.schedule == "cosine":
-            assert self.steps is not None
-            return peak * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
-        return peak * self.trial.decay ** (step // (self.steps_per_epoch * self.trial.decay_epochs))
+        return self.trial.optimiser.rate(self.step_count, self.steps, self.steps_per_epoch)
 
-    def policy(self) -> ImplicitPolicy | ExplicitPolicy:
+    def policy(self) -> EnergyPolicy:
         """The policy as of now: a copy, so that training can go on."""
-        energy = copy.deepcopy(self.learner.conditional if self.average is None else self.average).eval()
+        energy = copy.deepcopy(self.learner.energy if self.average is None else self.average)
+        energy = energy.eval().requires_grad_(False)
         rows = np.random.default_rng(self.seed).permutation(len(self.training))[:1024]
         obs, actions = self._normalised(self.training, np.sort(rows))
         with torch.no_grad():
             data_energies = energy(obs, actions.unsqueeze(1))[:, 0].sort().values
-        shared: dict[str, Any] = {
-            "energy": energy,
-            "obs_box": self.obs_box,
-            "act_box": self.act_box,
-            "network": self.trial.network,
-            "data_energies": data_energies,
-            "history": self.trial.history,
-            "horizon": self.trial.horizon,
-        }
+        bounds: dict[str, Tensor] = {}
         if self.limits is not None:
-            shared |= {"low": torch.full_like(self.act_box.centre, self.limits[0])}
-            shared |= {"high": torch.full_like(self.act_box.centre, self.limits[1])}
-        if self.trial.network.explicit:
-            return ExplicitPolicy(**shared)
-        trial = self.trial
-        return ImplicitPolicy(
-            **shared, sampler=trial.acting, candidates=trial.candidates, choice=trial.choice, keep=trial.keep
+            for name, limit in zip(("low", "high"), self.limits, strict=True):
+                given = torch.as_tensor(np.asarray(limit)).to(self.act_box.centre).expand(self.spec.action)
+                bounds[name] = given.repeat(self.spec.horizon)
+        return EnergyPolicy(
+            energy,
+            self.obs_box,
+            self.act_box,
+            self.trial.acting,
+            self.spec,
+            self.trial.energy,
+            data_energies=data_energies,
+            **bounds,
         )
 
-    def validate(self, policy: ImplicitPolicy | ExplicitPolicy, candidates: int, pairs: int = 256) -> dict[str, float]:
+    def validate(self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256) -> dict[str, float]:
         """Action errors on training and validation pairs, and the bound on mutual information on the latter.
 
         The bound takes the other examples' actions as negatives whatever the trial trains with: only independent
-        samples of the marginal make it a bound.
+        samples of the marginal make it a bound. It says nothing where it is below 0, which is then logged as 0.
         """
         result = {}
         for name, windows in (("train", self.training), ("validation", self.validation)):
             rows = windows.spread(pairs, self.seed)
             obs, actions = windows[rows]
             chosen = policy.act(obs, candidates=candidates)
-            result[f"{name}_action_error"] = float(np.linalg.norm(chosen - actions, axis=1).mean())
+            # In float64: the squares of large units overflow float32.
+            away = np.asarray(chosen, np.float64) - np.asarray(actions, np.float64)
+            result[f"{name}_action_error"] = float(np.linalg.norm(away, axis=1).mean())
         inputs, targets = self._normalised(self.validation, rows)
         count = len(rows)
         if count > 1:
@@ -143,7 +218,7 @@ class Trainer:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SaturatedBoundWarning)  # the ceiling is logged beside it
                 bound = info_nce_bound(energies.diagonal(), others)
-            result |= {"mi_bound": float(bound.nats), "mi_ceiling": float(bound.ceiling)}
+            result |= {"mi_bound": max(0.0, float(bound.nats)), "mi_ceiling": float(bound.ceiling)}
         return result
 
     def state(self) -> dict[str, Tensor]:
@@ -152,30 +227,40 @@ class Trainer:
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
         for index, entry in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in entry.items()}
+            kept = {name: value for name, value in entry.items() if value is not None}
+            tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in kept.items()}
         return {name: value.clone() for name, value in tensors.items()} | {"generator": self.generator.get_state()}
 
     def load_state(self, tensors: dict[str, Tensor], step: int) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`. A StorageError where the tensors do not fit leaves everything as it was."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        self.learner.load_state_dict(part("learner."))
-        if self.average is not None:
-            self.average.load_state_dict(part("average."))
+        modules: list[tuple[str, nn.Module]] = [("learner.", self.learner)]
+        modules += [("average.", self.average)] if self.average is not None else []
+        for prefix, module in modules:
+            _check_fit(part(prefix), module.state_dict(), prefix)
+        generator = take(tensors, "generator", "checkpoint")
         entries: dict[int, dict[str, Tensor]] = {}
         for name, value in part("optimiser.").items():
             index, key = name.split(".", 1)
             entries.setdefault(int(index), {})[key] = value
+        parameters = list(self.learner.parameters())
+        for index, entry in entries.items():
+            sizes = {tuple(value.shape) for value in entry.values() if value.ndim}
+            if index >= len(parameters) or sizes - {tuple(parameters[index].shape)}:
+                raise StorageError(f"checkpoint: the optimiser's state {index} does not fit the weights")
+        self.generator.set_state(generator)
+        for prefix, module in modules:
+            module.load_state_dict(part(prefix))
         self.optimiser.load_state_dict({"state": entries, "param_groups": self.optimiser.state_dict()["param_groups"]})
-        self.generator.set_state(take(tensors, "generator", "checkpoint"))
         self.step_count = step
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of a step: epochs are permutations, each a function of (seed, epoch) alone, so the data order
         needs no state. A set smaller than a batch is drawn from with replacement."""
-        size, epoch = self.trial.batch_size, step // self.steps_per_epoch
+        size, epoch = self.trial.optimiser.batch_size, step // self.steps_per_epoch
         if self._order is None or self._order[0] != epoch:
             order = np.random.default_rng([self.seed, epoch])
             if len(self.training) < size:
@@ -190,23 +275,27 @@ class Trainer:
         return self._normalised(self.training, rows_now.cpu().numpy())
 
     def _normalised(self, windows: Windows, rows: Any) -> tuple[Tensor, Tensor]:
+        """In float32, after the centre is taken off in the data's own precision."""
         obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for part in windows[rows])
-        return self.obs_box.normalise(obs), self.act_box.normalise(actions)
+        return self.obs_box.normalise(obs).float(), self.act_box.normalise(actions).float()
 
     @contextmanager
-    def _dropout_randomness(self) -> Iterator[None]:
-        """Dropout knows only torch's global generator: for one step it is seeded by (seed, step), then put back."""
-        if not self.trial.network.dropout:
-            yield
-            return
+    def _global_randomness(self) -> Iterator[None]:
+        """Dropout, and whatever else knows only torch's global generator, gets numbers that (seed, step) decides; the
+        global generator is put back afterwards."""
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(hash((self.seed, self.step_count)) % 2**63)
+            torch.random.default_generator.manual_seed(hash((self.seed, self.step_count)) % 2**63)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(hash((self.seed, self.step_count)) % 2**63)
             yield
 
 
-def _tiled(box: Box, times: int) -> Box:
-    """The same units for each of several observations or actions in a row."""
-    return Box(box.centre.repeat(times), box.scale.repeat(times), box.margin)
+def _check_fit(given: dict[str, Tensor], wanted: dict[str, Tensor], prefix: str) -> None:
+    for name in sorted(given.keys() | wanted.keys()):
+        have = tuple(given[name].shape) if name in given else "missing"
+        need = tuple(wanted[name].shape) if name in wanted else "not there"
+        if have != need:
+            raise StorageError(f"checkpoint: {prefix}{name} is {have}, this run's is {need}")
 
 
 def fit(
@@ -218,20 +307,23 @@ def fit(
     steps: int = 2000,
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> ImplicitPolicy | ExplicitPolicy:
+    limits: Limits | None = None,
+    **settings: Any,
+) -> EnergyPolicy:
     """A policy from arrays [steps, obs] and [steps, act], in memory: no files, no environment.
 
-    `episode_ends` (cumulative, exclusive) tells where episodes end; without it every row stands for itself.
+    `episode_ends` (cumulative, exclusive) tells where episodes end; without it every row stands for itself. Further
+    arguments are settings of the trial: `history=2`, `horizon=8`, `**{"acting.candidates": 32}`.
     """
-    recipe = find_trial(trial) if isinstance(trial, str) else trial
+    recipe = vary(find_trial(trial) if isinstance(trial, str) else trial, **settings)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     if episode_ends is None:
-        if recipe.history > 1 or recipe.horizon > 1:
+        if recipe.inputs.history > 1 or recipe.inputs.horizon > 1:
             raise ValueError("episode_ends must be given for a trial with history or horizon")
         episode_ends = np.arange(1, len(obs) + 1)
     demonstrations = Demonstrations.from_arrays(obs, actions, episode_ends)
-    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device, steps=steps)
+    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device, limits, steps)
     for _ in range(steps):
         trainer.step()
     return trainer.policy()

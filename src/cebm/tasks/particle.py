@@ -15,12 +15,13 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt8
 from numpy.typing import ArrayLike
 
 from cebm.demonstrations import Demonstrations
+from cebm.tasks.base import Actor, RollOut, Task, Value, check_episodes, check_max_steps
 
 ENV_ID = "cebm/Particle-v0"
 
 
 @dataclass(frozen=True)
-class ParticleTask:
+class ParticleTask(Task):
     """The settings of the task; the environment, the expert and the demonstrations' header all read them.
 
     A control step holds the set-point `a` for `inner_steps` explicit Euler steps of
@@ -59,14 +60,67 @@ class ParticleTask:
             object.__setattr__(self, name, int(value))
         for name in ("dt", "position_gain", "velocity_gain", "goal_distance", "switch_distance"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and value > 0):
                 raise ValueError(f"ParticleTask: {name} is {value!r}, expected a positive number")
             object.__setattr__(self, name, float(value))
+        for name in ("hide_velocity", "random_order"):
+            value = getattr(self, name)
+            if not isinstance(value, bool | np.bool_):
+                raise ValueError(f"ParticleTask: {name} is {value!r}, expected True or False")
+            object.__setattr__(self, name, bool(value))
         if np.abs(np.linalg.eigvals(self._transition())).max() >= 1:
             raise ValueError(
                 f"ParticleTask: the particle is unstable with position_gain {self.position_gain}, "
                 f"velocity_gain {self.velocity_gain} and dt {self.dt}"
             )
+
+    @property
+    def name(self) -> str:
+        return f"{self.dim}-D particle task"
+
+    @property
+    def metric(self) -> str:
+        return "success"
+
+    @property
+    def limits(self) -> tuple[Float64[np.ndarray, " act"], Float64[np.ndarray, " act"]]:
+        return np.zeros(self.act_dim), np.ones(self.act_dim)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.obs_dim, self.act_dim
+
+    def roll_out(self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None) -> RollOut:
+        """An episode that `max_steps` cuts short is no success."""
+        check_max_steps(max_steps)
+        count = check_episodes(episodes)
+        env = BatchedParticle(self)
+        obs = env.reset(seed, count)
+        actor.reset()
+        while not env.done and (max_steps is None or env.step_count < max_steps):
+            obs = env.step(actor.act(obs))
+        outcome = env.outcome()
+        rows: list[dict[str, Value]] = [
+            {
+                "episode": i,
+                "success": bool(outcome.success[i]),
+                "length": env.step_count,
+                "min_distance_first": float(outcome.min_distance_first[i]),
+                "min_distance_second": float(outcome.min_distance_second[i]),
+                "final_distance": float(outcome.final_distance[i]),
+            }
+            for i in range(count)
+        ]
+        return RollOut(rows, obs)
+
+    def demonstrations(self, episodes: int, seed: int) -> Demonstrations:
+        return collect_particle(self, check_episodes(episodes), seed)
+
+    def scene(self, actor: Actor, episodes: int) -> dict[str, Any]:
+        from cebm.tasks.particle_scene import particle_scene
+
+        return particle_scene(self, actor, check_episodes(episodes))
 
     @property
     def obs_dim(self) -> int:
@@ -222,8 +276,8 @@ class ParticleExpert:
 def collect_particle(task: ParticleTask, episodes: int, seed: int) -> Demonstrations:
     """Demonstrations of the expert in the first `episodes` episodes of `seed`.
 
-    The header holds what rebuilds the task, `ParticleTask(**demonstrations.metadata["task"])`, and in how
-    many episodes the expert succeeded.
+    The header holds what rebuilds the task (`cebm.tasks.task_of` reads it), and in how many episodes the expert
+    succeeded.
     """
     env, expert = BatchedParticle(task), ParticleExpert(task, seed, episodes)
     seen = np.empty((episodes, task.steps, task.obs_dim), np.float32)

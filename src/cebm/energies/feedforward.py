@@ -1,19 +1,21 @@
-"""Feed-forward networks as energies, with their input gradient in closed form; and the joint and marginal energies that
-are made of them.
+"""Feed-forward networks as energies, with their input gradient in closed form; their settings; and the marginal and
+pair energies that are made of them.
 """
 
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.spaces import Specification
 
 Init = Literal["normal", "torch"]
 
@@ -27,6 +29,8 @@ class FeedForwardEnergy(EnergyModel):
     On a CPU all work runs in blocks of rows that stay in cache. Of the chain's gradients nothing as large as the
     batch is ever written but the results. On other devices a block is the whole batch.
     """
+
+    closed_form = True
 
     def __init__(
         self,
@@ -137,6 +141,9 @@ class FeedForwardEnergy(EnergyModel):
             for layer in self.modules():
                 if isinstance(layer, Linear):
                     layer.power_iterate()
+
+    def pairs(self) -> EnergyModel:
+        return PairEnergy(self)
 
     def _action_matrix(self) -> Float[Tensor, "width act"]:
         return self.first.matrix()[:, self.obs_dim :]
@@ -252,8 +259,58 @@ class ResidualEnergy(FeedForwardEnergy):
         return energies, gradient
 
 
+@dataclass(frozen=True)
+class MLP:
+    """Settings of `MLPEnergy`, the paper's network."""
+
+    width: int = 256
+    """Hidden units per layer."""
+    hidden_layers: int = 2
+    """Hidden layers."""
+    dropout: float = 0.0
+    """Share of hidden units dropped while training."""
+    init: Init = "normal"
+    """'normal': weights and biases from N(0, 0.05²) (the paper). 'torch': torch's default."""
+    spectral_norm: bool = False
+    """Divide each weight matrix by its largest singular value."""
+
+    explicit: ClassVar[bool] = False
+    joint: ClassVar[bool] = True
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        """The energy, its weights drawn from `generator`."""
+        sizes = (spec.obs_dim, spec.act_dim, self.width, self.hidden_layers)
+        return MLPEnergy(*sizes, self.dropout, self.init, self.spectral_norm, generator)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Settings of `ResidualEnergy`, the network of the IBC reference code."""
+
+    width: int = 256
+    """Hidden units per layer."""
+    blocks: int = 2
+    """Residual blocks of two layers each."""
+    dropout: float = 0.0
+    """Share of hidden units dropped while training."""
+    init: Init = "normal"
+    """'normal': weights and biases from N(0, 0.05²) (the paper). 'torch': torch's default."""
+    spectral_norm: bool = False
+    """Divide each weight matrix by its largest singular value."""
+
+    explicit: ClassVar[bool] = False
+    joint: ClassVar[bool] = True
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        """The energy, its weights drawn from `generator`."""
+        sizes = (spec.obs_dim, spec.act_dim, self.width, self.blocks)
+        return ResidualEnergy(*sizes, self.dropout, self.init, self.spectral_norm, generator)
+
+
 class MarginalEnergy(EnergyModel):
     """E(y): the same MLP without an observation (64 hidden units in the paper). `encode` reads only the batch size."""
+
+    closed_form = True
 
     def __init__(
         self, act_dim: int, width: int = 64, hidden_layers: int = 2, generator: torch.Generator | None = None
@@ -272,32 +329,12 @@ class MarginalEnergy(EnergyModel):
         return self.network.energies_and_gradients(context, actions)
 
 
-class JointEnergy(EnergyModel):
-    """E(x, y) read as the energy of p(x, y). As a conditional energy it is the network itself, since
-    p(y|x) ∝ p(x, y); `pairs` is the same energy over z = (x, y), with gradients for x as well."""
-
-    def __init__(self, network: FeedForwardEnergy) -> None:
-        super().__init__()
-        self.network = network
-        self.obs_dim, self.act_dim, self.context_dim = network.obs_dim, network.act_dim, network.context_dim
-
-    @property
-    def pairs(self) -> "PairEnergy":
-        """The energy over z = (x, y): run a sampler on it to sample observations and actions together."""
-        return PairEnergy(self.network)
-
-    def encode(self, obs: Obs) -> Context:
-        return self.network.encode(obs)
-
-    def energies(self, context: Context, actions: Actions) -> Energies:
-        return self.network.energies(context, actions)
-
-    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        return self.network.energies_and_gradients(context, actions)
-
-
 class PairEnergy(EnergyModel):
-    """The view `JointEnergy.pairs`: no observation, the action is the pair z = (x, y)."""
+    """E(x, y) read as the energy of p(x, y): no observation, the action is the pair z = (x, y). Run a sampler on it to
+    sample observations and actions together. As a conditional energy the network itself serves, since
+    p(y|x) ∝ p(x, y)."""
+
+    closed_form = True
 
     def __init__(self, network: FeedForwardEnergy) -> None:
         super().__init__()
@@ -356,6 +393,10 @@ class Linear(nn.Module):
                 for _ in range(20):
                     self.power_iterate()
 
+    def follow_weights(self) -> None:
+        """Averaged weights have spectral norms of their own: called after each update of the average."""
+        self.power_iterate()
+
     @torch.no_grad()
     def power_iterate(self) -> None:
         """u ← Wv/‖Wv‖, v ← Wᵀu/‖Wᵀu‖: one iteration towards the leading singular vectors."""
@@ -372,9 +413,7 @@ class Linear(nn.Module):
 
 
 def _linears(layers: nn.ModuleList) -> Iterator[Linear]:
-    for layer in layers:
-        assert isinstance(layer, Linear)
-        yield layer
+    return cast(Iterator[Linear], iter(layers))
 
 
 def _gate(gradient: Tensor, activation: Tensor, in_place: bool = False) -> Tensor:

@@ -1,30 +1,20 @@
 """The explicit baselines: a mean (MSE) and a mixture density. Both are energies with a known normaliser, so that
 they train, save, score and act through the same code as the implicit ones; only the search is not needed.
-A `TiltedEnergy` is the implicit energy that builds on one."""
+"""
 
-from abc import abstractmethod
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, log, pi
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
-from cebm.networks import Init, Linear
-
-
-class ExplicitEnergy(EnergyModel):
-    """Abstract: an energy −log p(y|x) whose best action and samples are known without a search."""
-
-    @abstractmethod
-    def best(self, context: Context) -> Float[Tensor, "batch act"]:
-        """The action of lowest energy, or what the baseline takes for it."""
-
-    @abstractmethod
-    def draw(self, context: Context, n: int, generator: torch.Generator) -> Actions:
-        """`n` actions from p(y|x)."""
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.feedforward import Init, Linear
+from cebm.spaces import Specification
 
 
 class Trunk(nn.Module):
@@ -47,8 +37,10 @@ class Trunk(nn.Module):
         return self.layers[-1](obs)
 
 
-class RegressionEnergy(ExplicitEnergy):
+class RegressionEnergy(EnergyModel):
     """E(x, y) = ½‖y − f(x)‖²: minimising its mean over the data is the MSE fit of f. The context is f(x)."""
+
+    closed_form = True
 
     def __init__(
         self,
@@ -77,12 +69,8 @@ class RegressionEnergy(ExplicitEnergy):
     def best(self, context: Context) -> Float[Tensor, "batch act"]:
         return context
 
-    def draw(self, context: Context, n: int, generator: torch.Generator) -> Actions:
-        """The one action it knows, `n` times: a mean has no alternatives."""
-        return context.unsqueeze(1).expand(-1, n, -1).clone()
 
-
-class MixtureDensityEnergy(ExplicitEnergy):
+class MixtureDensityEnergy(EnergyModel):
     """E(x, y) = −log Σ_k w_k(x) N(y; μ_k(x), diag σ_k(x)²), σ_k² = floor² + e^{2s_k}. The context is (log w, μ, log σ).
 
     Weights and components have a network each. Which mode it is should be the weights' work: they have a hidden layer
@@ -90,6 +78,8 @@ class MixtureDensityEnergy(ExplicitEnergy):
     so often are a part of what is seen. (A strong network for the means takes two modes into one component and blends
     them where they meet; a shared trunk drowns the weights.) With `obs_dim` 0 it is a marginal p(y).
     """
+
+    closed_form = True
 
     def __init__(
         self,
@@ -151,14 +141,17 @@ class MixtureDensityEnergy(ExplicitEnergy):
         index = heights.logsumexp(2).argmax(1)
         return means[torch.arange(len(means), device=means.device), index]
 
-    def draw(self, context: Context, n: int, generator: torch.Generator) -> Actions:
-        return self.place(context, *self.numbers(len(context), n, context, generator))
+    def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
+        """Draws of the mixture itself."""
+        rows = 1 if shared else len(context)
+        settings = {"generator": generator, "dtype": context.dtype, "device": context.device}
+        uniform, normal = torch.rand((rows, n), **settings), torch.randn((rows, n, self.act_dim), **settings)
+        return self.place(context, uniform.expand(len(context), -1), normal.expand(len(context), -1, -1))
 
-    def numbers(self, rows: int, n: int, like: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The randomness of `n` draws for each of `rows`: uniform and normal numbers."""
-        uniform = torch.rand((rows, n), generator=generator, dtype=like.dtype, device=like.device)
-        shape = (rows, n, self.act_dim)
-        return uniform, torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+    def excess(self, context: Context, actions: Actions) -> Energies:
+        """E + log q is 0: the proposal is the model."""
+        self.check(context, actions)
+        return actions.new_zeros(actions.shape[:2])
 
     def place(
         self, context: Context, uniform: Float[Tensor, "batch n"], normal: Float[Tensor, "batch n act"]
@@ -193,42 +186,43 @@ class MixtureDensityEnergy(ExplicitEnergy):
         return context.split([k, each, each, k, each], 1)
 
 
-class TiltedEnergy(EnergyModel):
-    """E(x, y) = −log q(y|x) + f(x, y): a density that is known and can be drawn from, tilted by an energy.
+@dataclass(frozen=True)
+class Regression:
+    """Settings of `RegressionEnergy`, the MSE baseline."""
 
-    InfoNCE with negatives from q learns f = log q/p + c(x) (ranking NCE, with E in place of f). Then E is −log p up to
-    c(x), and f stays as small as q is good: a sharp p asks for large energies of neither the network nor the loss.
-    The context is (that of f, that of q).
-    """
+    width: int = 256
+    """Hidden units per layer."""
+    hidden_layers: int = 2
+    """Hidden layers."""
+    init: Init = "torch"
+    """'normal': weights and biases from N(0, 0.05²). 'torch': torch's default."""
 
-    def __init__(self, proposal: MixtureDensityEnergy, tilt: EnergyModel) -> None:
-        super().__init__()
-        if proposal.act_dim != tilt.act_dim or proposal.obs_dim not in (0, tilt.obs_dim):
-            raise ValueError(
-                f"the proposal is of {proposal.obs_dim} and {proposal.act_dim} dimensions, the tilt of "
-                f"{tilt.obs_dim} and {tilt.act_dim}"
-            )
-        self.tilt, self.proposal = tilt, proposal
-        self.obs_dim, self.act_dim = tilt.obs_dim, tilt.act_dim
-        self.context_dim = tilt.context_dim + proposal.context_dim
+    explicit: ClassVar[bool] = True
 
-    def encode(self, obs: Obs) -> Context:
-        return torch.cat([self.tilt.encode(obs), self.proposal.encode(obs)], 1)
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        """The energy, its weights drawn from `generator`."""
+        return RegressionEnergy(spec.obs_dim, spec.act_dim, self.width, self.hidden_layers, self.init, generator)
 
-    def energies(self, context: Context, actions: Actions) -> Energies:
-        self.check(context, actions)
-        return self.tilts(context, actions) + self.proposal.energies(self.of_proposal(context), actions)
 
-    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        self.check(context, actions)
-        tilts, slopes = self.tilt.energies_and_gradients(context[:, : self.tilt.context_dim], actions)
-        energies, gradients = self.proposal.energies_and_gradients(self.of_proposal(context), actions)
-        return energies + tilts, gradients + slopes
+@dataclass(frozen=True)
+class MixtureDensity:
+    """Settings of `MixtureDensityEnergy`."""
 
-    def tilts(self, context: Context, actions: Actions) -> Energies:
-        """f alone."""
-        return self.tilt.energies(context[:, : self.tilt.context_dim], actions)
+    width: int = 256
+    """Hidden units per layer of the weights' network."""
+    hidden_layers: int = 2
+    """Hidden layers of the components' network; the weights' has one more."""
+    components: int = 8
+    """Gaussians in the mixture."""
+    init: Init = "torch"
+    """'normal': weights and biases from N(0, 0.05²). 'torch': torch's default."""
+    floor: float | None = None
+    """Smallest deviation of a component, normalised units. None: the smoothing of the inputs."""
 
-    def of_proposal(self, context: Context) -> Float[Tensor, "batch part"]:
-        """The proposal's part of the context."""
-        return context[:, self.tilt.context_dim :]
+    explicit: ClassVar[bool] = True
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        """The energy, its weights drawn from `generator`."""
+        sizes = (spec.obs_dim, spec.act_dim, self.width, self.hidden_layers, self.components)
+        floor = spec.smoothing if self.floor is None else self.floor
+        return MixtureDensityEnergy(*sizes, floor, self.init, generator)

@@ -1,0 +1,206 @@
+"""Ways to act: from an energy and an observation to candidates, one of which is chosen. All in normalised units.
+
+`Search` moves candidates down the energy; `Direct` takes the action that an explicit energy computes. A way of one's
+own is a frozen dataclass with one method, `search`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cebm.energies.base import Actions, Context, Energies, EnergyModel
+from cebm.samplers import Langevin, Sampler, run, with_steps
+from cebm.spaces import Box
+
+if TYPE_CHECKING:
+    from cebm.recipes import Trial
+
+WARM_SPREAD, WARM_STEP = 0.05, 0.02
+"""A search that starts at the last action: how far around it, as a share of the box, and the size of its steps."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What there is to act upon: an energy, encoded observations, and the caller's wishes."""
+
+    energy: EnergyModel
+    """E(x, y), frozen and in evaluation mode."""
+    context: Context
+    """`energy.encode` of the observations."""
+    rows: int
+    """Number of observations."""
+    box: Box
+    """The actions' units; candidates live in its normalised box."""
+    low: Float[Tensor, " act"]
+    """Smallest available action, normalised."""
+    high: Float[Tensor, " act"]
+    """Largest available action, normalised."""
+    generator: torch.Generator
+    """The only source of randomness."""
+    shared: bool = False
+    """Use the same random numbers for every observation, so that an action hardly depends on its batch."""
+    candidates: int | None = None
+    """Candidates that the caller asks for; None: as the way to act has it."""
+    steps: int | None = None
+    """Steps that the caller asks for; None: as the way to act has it."""
+    previous: Float[Tensor, "rows act"] | None = None
+    """The last action, to stay near; None: none."""
+    everything: bool = False
+    """Whether the caller wants to see all candidates, not only those that may be chosen."""
+
+    def clip(self, actions: Actions) -> Actions:
+        """Into the action space: an action beyond it is not available."""
+        return actions.clamp(self.low, self.high)
+
+    def energies(self, actions: Actions) -> Energies:
+        """Energies with NaN as infinity: the minimum would take a NaN for the best."""
+        return _without_nan(self.energy.energies(self.context, actions), actions)
+
+    def excess(self, actions: Actions) -> Energies:
+        """E + log q of what `start` gave, with NaN as infinity."""
+        return _without_nan(self.energy.excess(self.context, actions), actions)
+
+    def uniform(self, n: int) -> Actions:
+        """`n` candidates per observation, uniform in the box with its margin."""
+        rows = 1 if self.shared else self.rows
+        return self.box.sample(rows, n, generator=self.generator, dtype=self.low.dtype).expand(self.rows, -1, -1)
+
+    def start(self, n: int) -> Actions:
+        """Where a search begins: `n` draws of the energy's proposal, or of the box where it has none."""
+        if self.energy.proposes:
+            return self.energy.propose(self.context, n, self.generator, self.shared)
+        return self.uniform(n)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a way to act found."""
+
+    actions: Actions
+    """Candidates within the action space."""
+    energies: Energies
+    """Their energies; infinite where there is none."""
+    chosen: Int[Tensor, " rows"]
+    """Index of the candidate that acts."""
+
+
+@runtime_checkable
+class Acting(Protocol):
+    """The contract. A way that takes a number of candidates has it as a field `candidates`; one that can show how it
+    goes has a method `states(problem)`, which yields (step, candidates)."""
+
+    def search(self, problem: Problem) -> Found:
+        """Candidates for every observation, and the one to take."""
+        ...
+
+
+@dataclass(frozen=True)
+class Search:
+    """Candidates (draws of the energy's proposal where it has one, else of the box) are moved by a sampler, and one is
+    chosen: ŷ = argmin_y E(x, y), or ŷ ~ p(y|x)."""
+
+    sampler: Sampler = Langevin("ibc", noise=0.01)
+    """Moves the candidates."""
+    candidates: int = 512
+    """How many (the paper is silent: our reading)."""
+    choice: Literal["minimum", "draw"] = "minimum"
+    """'minimum': the lowest energy. 'draw': candidate i with probability ∝ exp(−Eᵢ)/qᵢ, by its energy and its density
+    before it moved; so the modes are taken as often as demonstrated, and then moved by the sampler."""
+    keep: int = 0
+    """Candidates that go on after a first look at their energies; the others are not moved. 0: all."""
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
+        if self.choice not in ("minimum", "draw"):
+            raise ValueError(f"choice must be 'minimum' or 'draw', got {self.choice!r}")
+        if self.keep < 0:
+            raise ValueError(f"keep must not be negative, got {self.keep}")
+        if not isinstance(self.sampler, Sampler):
+            raise ValueError(f"sampler must have steps, init and step, which {type(self.sampler).__name__} has not")
+
+    def search(self, problem: Problem) -> Found:
+        sampler = self._sampler(problem)
+        start, others = self._begin(problem)
+        moved = run(sampler, problem.energy, problem.context, start, problem.generator).actions
+        actions = problem.clip(moved)
+        energies = problem.energies(actions)
+        index = energies.min(1).indices
+        if self.choice == "draw":  # the drawn one comes first, unless it ran away
+            index = torch.where(energies[:, 0] < torch.inf, 0, index)
+        if problem.everything and others is not None:
+            others = problem.clip(others)
+            actions = torch.cat([actions, others], 1)
+            energies = torch.cat([energies, problem.energies(others)], 1)
+        return Found(actions, energies, index)
+
+    def states(self, problem: Problem) -> Iterator[tuple[int, Actions]]:
+        """The candidates before the first step and after each, as `search` moves them; a drawn one comes first."""
+        sampler, (start, _) = self._sampler(problem), self._begin(problem)
+        state = sampler.init(problem.energy, problem.context, start, problem.generator)
+        yield 0, state.actions
+        for k in range(sampler.steps):
+            state, _ = sampler.step(problem.energy, problem.context, state, k, problem.generator)
+            yield k + 1, state.actions
+
+    def _sampler(self, problem: Problem) -> Sampler:
+        sampler = self.sampler if problem.steps is None else with_steps(self.sampler, problem.steps)
+        if problem.previous is not None and hasattr(sampler, "small_steps"):
+            return sampler.small_steps(WARM_STEP)
+        return sampler
+
+    def _begin(self, problem: Problem) -> tuple[Actions, Actions | None]:
+        """The candidates that are moved, a drawn one first, and those that are not."""
+        count = self.candidates if problem.candidates is None else problem.candidates
+        if problem.previous is None:
+            start = problem.start(count)
+        else:  # within a few percent of the last action
+            near = problem.previous.unsqueeze(1) + WARM_SPREAD * problem.uniform(count)
+            start = problem.box.clip(near)
+        keep = min(self.keep or count, count)
+        if self.choice == "draw":
+            # Log of p/q of what was drawn. The largest of it plus Gumbel noise is a draw; the next ones further draws.
+            weights = -(problem.excess(start) if problem.previous is None else problem.energies(start))
+            shape = (1 if problem.shared else start.shape[0], count)
+            uniform = torch.rand(shape, generator=problem.generator, dtype=start.dtype, device=start.device)
+            looks = weights - (-uniform.clamp_min(1e-30).log()).log()
+        elif keep < count:  # clipped: an action beyond the limits is not available
+            looks = -problem.energies(problem.clip(start))
+        else:
+            return start, None
+        order = looks.topk(count if problem.everything else keep, dim=1).indices
+        start = start.gather(1, order.unsqueeze(-1).expand(-1, -1, start.shape[2]))
+        return start[:, :keep], start[:, keep:] if keep < start.shape[1] else None
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Takes the action that an explicit energy computes. Where more candidates are asked for, the others are draws of
+    its density, or copies where it has none. Steps and the last action have no effect: nothing is searched."""
+
+    def search(self, problem: Problem) -> Found:
+        best = problem.energy.best(problem.context).unsqueeze(1)
+        count = 1 if problem.candidates is None else problem.candidates
+        if problem.energy.proposes:
+            others = problem.energy.propose(problem.context, count, problem.generator)[:, 1:]
+        else:
+            others = best.expand(-1, count - 1, -1)
+        actions = problem.clip(torch.cat([best, others], 1))
+        return Found(actions, problem.energies(actions), torch.zeros_like(best[:, 0, 0], dtype=torch.int64))
+
+    def check_composition(self, trial: "Trial") -> None:
+        if not getattr(trial.energy, "explicit", False):
+            name = type(trial.energy).__name__
+            raise ValueError(
+                f"Direct does not go with {name}: it needs an energy whose best action is known in closed form "
+                "(`explicit = True` in its settings)"
+            )
+
+
+def _without_nan(energies: Energies, actions: Actions) -> Energies:
+    gone = 0 * actions.sum(-1)  # 0, or NaN where an action is NaN or infinite
+    return (energies + gone).nan_to_num(torch.inf, torch.inf, -torch.inf)

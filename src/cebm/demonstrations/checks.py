@@ -1,0 +1,152 @@
+"""Checks of arrays before they become demonstrations. A message names the episode, the column and the step."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64, Num
+from numpy.typing import ArrayLike
+
+CHUNK = 1 << 20  # values looked at in one go
+_TOLERANCE = 1e-4  # the part of a column's range that rounding to float32 may lose
+_NOISE = 64 * np.finfo(np.float64).eps  # a range this small, relative to the values, is rounding noise
+_MOST_STEPS = np.iinfo(np.int64).max
+
+
+class DemonstrationError(ValueError):
+    """The data are broken. The message names the file, and where possible the episode and the column."""
+
+
+def check_ends(values: ArrayLike, source: str) -> Int64[np.ndarray, "episodes"]:
+    """Returns `values` as int64, or raises the error that names the first episode whose end is wrong."""
+    ends = as_array(values)
+    if ends.ndim != 1 or ends.size == 0:
+        raise DemonstrationError(f"{source}: episode_ends has shape {ends.shape}, expected one end per episode")
+    if ends.dtype.kind not in "iu":
+        raise DemonstrationError(f"{source}: episode_ends holds {ends.dtype}, expected integers")
+    if isinstance(ends, np.ma.MaskedArray):
+        masked = np.flatnonzero(np.ma.getmaskarray(ends))
+        if masked.size:
+            raise DemonstrationError(f"{source}: episode {masked[0]}: episode_ends is masked, so the end is missing")
+    ends = np.asarray(ends)
+    beyond = np.flatnonzero(ends > _MOST_STEPS)
+    if beyond.size:
+        raise DemonstrationError(
+            f"{source}: episode {beyond[0]}: episode_ends is {ends[beyond[0]]}, more than int64 can hold"
+        )
+    ends = ends.astype(np.int64)
+    # Compare neighbours: their difference can overflow.
+    wrong = np.flatnonzero(np.concatenate([ends[:1] <= 0, ends[1:] <= ends[:-1]]))
+    if wrong.size:
+        episode = int(wrong[0])
+        before = ends[episode - 1] if episode else 0
+        raise DemonstrationError(
+            f"{source}: episode {episode}: episode_ends must increase, but {ends[episode]} follows {before}"
+        )
+    return ends
+
+
+def check_matrix(values: ArrayLike, name: str, ends: Int64[np.ndarray, "episodes"], source: str) -> np.ndarray:
+    """Returns `values` as an array [steps, columns] of numbers, of which none is masked."""
+    try:
+        array = as_array(values)
+    except ValueError as error:
+        raise DemonstrationError(f"{source}: {_ragged(values, name, ends)}") from error
+    if array.ndim != 2 or array.size == 0:
+        raise DemonstrationError(f"{source}: {name} has shape {array.shape}, expected [steps, columns]")
+    if array.dtype.kind not in "fiub":
+        raise DemonstrationError(f"{source}: {name} holds {array.dtype}, expected numbers")
+    if isinstance(array, np.ma.MaskedArray):
+        masked = np.argwhere(np.ma.getmaskarray(array))
+        if len(masked):
+            row, column = masked[0].tolist()
+            raise DemonstrationError(
+                f"{source}: {_place(row, column, name, ends)} is masked at step {row}, so the value is missing"
+            )
+        array = array.data
+    return array
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Converts to an array that keeps only two properties of its class: a mask, and being memory-mapped.
+
+    Other subclasses, such as `np.matrix`, index differently from plain arrays.
+    """
+    if isinstance(values, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in values):
+        return np.ma.array(values)  # np.asarray would drop the masks of the rows
+    array = np.asanyarray(values)
+    return array if isinstance(array, np.ma.MaskedArray | np.memmap) else np.asarray(array)
+
+
+def concatenate(arrays: list[np.ndarray]) -> np.ndarray:
+    """Concatenates arrays along their first axis and keeps their masks, which `np.concatenate` drops."""
+    masked = any(isinstance(array, np.ma.MaskedArray) for array in arrays)
+    return np.ma.concatenate(arrays) if masked else np.concatenate(arrays)
+
+
+def _place(row: int, column: int, name: str, ends: Int64[np.ndarray, "episodes"]) -> str:
+    episode = np.searchsorted(ends, row, side="right")
+    return f"episode {episode}: {name} column {column}"
+
+
+def _ragged(values: Any, name: str, ends: Int64[np.ndarray, "episodes"]) -> str:
+    """Names the first row whose shape differs from that of row 0."""
+    try:
+        expected = np.shape(values[0])
+        row = next(row for row, value in enumerate(values) if np.shape(value) != expected)
+        found = np.shape(values[row])
+    except (ValueError, StopIteration):
+        return f"{name} is ragged"
+    episode = np.searchsorted(ends, row, side="right")
+    return f"episode {episode}: {name} is ragged, row {row} has shape {found} and row 0 {expected}"
+
+
+def settle_precision(
+    array: np.ndarray, name: str, ends: Int64[np.ndarray, "episodes"], source: str, keep_float64: bool
+) -> Float[np.ndarray, "steps columns"]:
+    """Checks that all values are finite, and returns them in float32 where that is precise enough, else in float64.
+
+    Rounding may lose 1e-4 of the range (max - min) of a column; columns without a range do not count. Values beyond the
+    limits of float32 stay in float64. With `keep_float64`, an array in float64 stays so in any case. An array that
+    has the right type already is not copied.
+    """
+    if np.can_cast(array.dtype, np.float32):  # such as float16 or int8: nothing is lost
+        for begin, block in _blocks(array):
+            _check_finite(block, begin, name, ends, source)
+        return array.astype(np.float32, copy=False)
+    low, high = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf)
+    lost = np.zeros(array.shape[1])
+    for begin, block in _blocks(array):
+        with np.errstate(over="ignore"):  # a value that does not fit becomes infinite, and its loss too
+            values = block.astype(np.float64, copy=False)
+            _check_finite(values, begin, name, ends, source)
+            lost = np.maximum(lost, np.abs(values - values.astype(np.float32)).max(0))
+        low, high = np.minimum(low, values.min(0)), np.maximum(high, values.max(0))
+    with np.errstate(over="ignore"):
+        extent = high - low
+    if not np.isfinite(extent).all():
+        column = int(np.flatnonzero(~np.isfinite(extent))[0])
+        raise DemonstrationError(
+            f"{source}: {name} column {column} goes from {low[column]} to {high[column]}, a range beyond float64"
+        )
+    noise = _NOISE * np.maximum(np.abs(low), np.abs(high)) if array.dtype.kind == "f" else 0.0
+    coarse = np.isinf(lost) | ((lost > _TOLERANCE * extent) & (extent > noise))
+    wide = coarse.any() or (keep_float64 and array.dtype == np.float64)
+    return array.astype(np.float64 if wide else np.float32, copy=False)
+
+
+def _blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields blocks of rows with the index of their first row, so that no check copies a large array."""
+    rows = max(1, CHUNK // array.shape[1])
+    for begin in range(0, len(array), rows):
+        yield begin, np.asarray(array[begin : begin + rows])
+
+
+def _check_finite(
+    block: Num[np.ndarray, "rows columns"], begin: int, name: str, ends: Int64[np.ndarray, "episodes"], source: str
+) -> None:
+    bad = ~np.isfinite(block)
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        step = begin + row
+        raise DemonstrationError(f"{source}: {_place(step, column, name, ends)} is {block[row, column]} at step {step}")

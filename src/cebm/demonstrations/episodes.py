@@ -1,0 +1,273 @@
+"""Episodes of observations and actions in memory, and the training pairs cut from them."""
+
+import json
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64
+from numpy.typing import ArrayLike
+
+from cebm.demonstrations.checks import (
+    DemonstrationError,
+    as_array,
+    check_ends,
+    check_matrix,
+    concatenate,
+    settle_precision,
+)
+from cebm.demonstrations.files import read, write
+
+
+@dataclass(frozen=True, eq=False)
+class Demonstrations:
+    """Episodes laid end to end. `from_arrays`, `from_episodes` and `load` build them from checked data.
+
+    Episode `e` is the rows from `episode_ends[e - 1]` (0 for the first) up to, not including,
+    `episode_ends[e]`; `actions[t]` was taken on seeing `obs[t]`.
+    """
+
+    obs: Float[np.ndarray, "steps obs"]
+    actions: Float[np.ndarray, "steps act"]
+    episode_ends: Int64[np.ndarray, "episodes"]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Anything JSON can hold; what `collect_particle` writes there lets `cebm eval` rebuild the task."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        obs: ArrayLike,
+        actions: ArrayLike,
+        episode_ends: ArrayLike,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        source: str = "demonstrations",
+    ) -> "Demonstrations":
+        """Checks and wraps arrays [steps, obs], [steps, act] and [episodes]; `source` begins error messages.
+
+        `episode_ends` is cumulative and exclusive, so the last one is the number of steps. Arrays that are
+        float32 already are not copied.
+        """
+        return cls._checked((obs, actions, episode_ends), metadata, source)
+
+    @classmethod
+    def _checked(
+        cls,
+        arrays: tuple[ArrayLike, ArrayLike, ArrayLike],
+        metadata: Mapping[str, Any] | None,
+        source: str,
+        keep_float64: bool = False,
+    ) -> "Demonstrations":
+        obs, actions, episode_ends = arrays
+        ends = check_ends(episode_ends, source)
+        seen = check_matrix(obs, "obs", ends, source)
+        done = check_matrix(actions, "action", ends, source)
+        if len(seen) != len(done):
+            raise DemonstrationError(f"{source}: obs has {len(seen)} steps, action has {len(done)}")
+        if ends[-1] != len(seen):
+            raise DemonstrationError(
+                f"{source}: episode_ends says that the last episode, {len(ends) - 1}, "
+                f"ends at step {ends[-1]}, but there are {len(seen)} steps"
+            )
+        seen = settle_precision(seen, "obs", ends, source, keep_float64)
+        done = settle_precision(done, "action", ends, source, keep_float64)
+        try:
+            plain = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DemonstrationError(f"{source}: metadata does not fit JSON: {error}") from error
+        return cls(seen, done, ends, plain)
+
+    @classmethod
+    def from_episodes(
+        cls, episodes: Iterable[tuple[ArrayLike, ArrayLike]], *, metadata: Mapping[str, Any] | None = None
+    ) -> "Demonstrations":
+        """From pairs of observations [steps, obs] and actions [steps, act], one pair per episode."""
+        seen: list[np.ndarray] = []
+        done: list[np.ndarray] = []
+        for index, (obs, actions) in enumerate(episodes):
+            where = f"episode {index}"
+            for name, values, others in (("obs", obs, seen), ("action", actions, done)):
+                try:
+                    array = as_array(values)
+                except ValueError as error:
+                    raise DemonstrationError(f"{where}: {name} is ragged: {error}") from error
+                if array.ndim != 2:
+                    raise DemonstrationError(f"{where}: {name} has shape {array.shape}, expected [steps, columns]")
+                if others and array.shape[1] != others[0].shape[1]:
+                    raise DemonstrationError(
+                        f"{where}: {name} has {array.shape[1]} columns, the dataset has {others[0].shape[1]}"
+                    )
+                others.append(array)
+            if len(seen[-1]) != len(done[-1]):
+                raise DemonstrationError(f"{where}: obs has {len(seen[-1])} steps, action has {len(done[-1])}")
+        if not seen:
+            raise DemonstrationError("demonstrations: there are no episodes")
+        ends = np.cumsum([len(array) for array in seen])
+        return cls.from_arrays(concatenate(seen), concatenate(done), ends, metadata=metadata)
+
+    @property
+    def steps(self) -> int:
+        return len(self.obs)
+
+    @property
+    def episodes(self) -> int:
+        return len(self.episode_ends)
+
+    @property
+    def obs_dim(self) -> int:
+        return self.obs.shape[1]
+
+    @property
+    def act_dim(self) -> int:
+        return self.actions.shape[1]
+
+    @property
+    def episode_starts(self) -> Int64[np.ndarray, "episodes"]:
+        return np.concatenate([np.zeros(1, np.int64), self.episode_ends[:-1]])
+
+    def episode(self, index: int) -> tuple[Float[np.ndarray, "length obs"], Float[np.ndarray, "length act"]]:
+        """Observations and actions of one episode, without a copy."""
+        index = range(self.episodes)[index]
+        rows = slice(int(self.episode_ends[index - 1]) if index else 0, int(self.episode_ends[index]))
+        return self.obs[rows], self.actions[rows]
+
+    def select(self, episodes: Sequence[int] | Int64[np.ndarray, "chosen"]) -> "Demonstrations":
+        """The given episodes, in the given order, copied into memory."""
+        if len(episodes) == 0:
+            raise ValueError("select: there are no episodes to select")
+        parts = [self.episode(operator.index(index)) for index in episodes]
+        ends = np.cumsum([len(obs) for obs, _ in parts], dtype=np.int64)
+        obs, actions = np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
+        return Demonstrations(obs, actions, ends, dict(self.metadata))
+
+    def split(self, validation_fraction: float, seed: int) -> tuple["Demonstrations", "Demonstrations"]:
+        """Training and validation episodes, a random partition; both parts get at least one episode.
+
+        Copies into memory; a set that should stay on disk is split once and both parts are saved.
+        """
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
+        if self.episodes < 2:
+            raise ValueError("split: one episode cannot be split into training and validation")
+        count = min(max(round(validation_fraction * self.episodes), 1), self.episodes - 1)
+        order = np.random.default_rng(seed).permutation(self.episodes)
+        return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
+
+    def windows(self, history: int = 1, horizon: int = 1) -> "Windows":
+        """One pair per step: the last `history` observations and the next `horizon` actions."""
+        return Windows(self, history, horizon)
+
+    def summary(self) -> str:
+        """A few lines to print."""
+        lengths = self.episode_ends - self.episode_starts
+        lines = [
+            f"{self.episodes:,} episodes, {self.steps:,} steps "
+            f"({lengths.min()} to {lengths.max()} per episode, median {np.median(lengths):.0f})"
+        ]
+        for name, array in (("observations", self.obs), ("actions", self.actions)):
+            low, high = array.min(), array.max()
+            lines.append(f"{name:<12} {array.shape[1]:>3} columns in [{low:.4g}, {high:.4g}]")
+        lines += [f"{key:<12} {json.dumps(value)}" for key, value in self.metadata.items()]
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes one file if `path` ends in `.npz`, and a directory if it has no suffix or is a directory already.
+
+        Any other suffix is a ValueError. Saving is atomic: a reader finds the old set or the new one, never a
+        mixture, because the last step moves a complete file (the `.npz`, or the header that names the arrays) into
+        place.
+        """
+        arrays = {"obs": self.obs, "action": self.actions, "episode_ends": self.episode_ends}
+        write(Path(path), arrays, self.metadata)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        obs_key: str = "obs",
+        action_key: str = "action",
+        ends_key: str = "episode_ends",
+    ) -> "Demonstrations":
+        """Reads what `save` wrote, or an `.npz` from elsewhere with the three arrays under the given keys."""
+        source = Path(path)
+        header, arrays = read(source, (obs_key, action_key, ends_key))
+        metadata = header.get("metadata", {})
+        if not isinstance(metadata, dict):
+            raise DemonstrationError(f"{source}: the header's metadata is not an object")
+        # `save` has written the arrays in the precision that they need: that of the whole set, for a part of it too.
+        return cls._checked(arrays, metadata, str(source), keep_float64=header.get("version", 1) >= 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Training pairs, gathered when indexed: `obs, actions = windows[indices]`.
+
+    Pair `t` is the observations `t - history + 1 … t` and the actions `t … t + horizon - 1` of the episode
+    that step `t` belongs to. Before its start the first observation is repeated, after its end the last
+    action.
+    """
+
+    demonstrations: Demonstrations
+    history: int
+    horizon: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("history", self.history), ("horizon", self.horizon)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, expected 1 or more")
+
+    @property
+    def obs_dim(self) -> int:
+        return self.history * self.demonstrations.obs_dim
+
+    @property
+    def act_dim(self) -> int:
+        return self.horizon * self.demonstrations.act_dim
+
+    def __len__(self) -> int:
+        return self.demonstrations.steps
+
+    def __getitem__(self, indices: Any) -> tuple[Float[np.ndarray, "batch window"], Float[np.ndarray, "batch chunk"]]:
+        """Pairs [batch, history · obs] and [batch, horizon · act], oldest first; `windows[:]` is all of them.
+
+        `indices`: integers, a slice, or a mask over the steps.
+        """
+        rows = self._rows(indices)
+        data = self.demonstrations
+        episode = np.searchsorted(data.episode_ends, rows, side="right")
+        first, last = data.episode_starts[episode], data.episode_ends[episode] - 1
+        seen = np.maximum(rows[:, None] + np.arange(1 - self.history, 1), first[:, None])
+        done = np.minimum(rows[:, None] + np.arange(self.horizon), last[:, None])
+        return (
+            np.asarray(data.obs[seen]).reshape(len(rows), self.obs_dim),
+            np.asarray(data.actions[done]).reshape(len(rows), self.act_dim),
+        )
+
+    def spread(self, count: int, seed: int) -> Int64[np.ndarray, "rows"]:
+        """Random rows in rising order, at most `count`: a step each of as many episodes, or, where there are fewer
+        episodes, of all steps. Steps of one episode are alike, and more of them say less than they seem to."""
+        random = np.random.default_rng(seed)
+        data = self.demonstrations
+        if data.episodes < count:
+            return np.sort(random.permutation(len(self))[:count])
+        chosen = np.sort(random.permutation(data.episodes)[:count])
+        return random.integers(data.episode_starts[chosen], data.episode_ends[chosen])
+
+    def _rows(self, indices: Any) -> Int64[np.ndarray, "batch"]:
+        if isinstance(indices, slice):
+            return np.arange(*indices.indices(len(self)), dtype=np.int64)
+        rows = np.atleast_1d(np.asarray(indices))
+        if rows.size == 0:
+            return np.zeros(0, np.int64)
+        if rows.dtype == np.bool_ and rows.shape == (len(self),):
+            return np.flatnonzero(rows).astype(np.int64)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu":
+            raise IndexError(f"windows take integers, a slice or a mask, not {rows.dtype} of shape {rows.shape}")
+        if rows.min() < -len(self) or rows.max() >= len(self):
+            raise IndexError(f"indices {rows.min()} to {rows.max()} are out of range for {len(self)} windows")
+        return np.where(rows < 0, rows + len(self), rows).astype(np.int64)

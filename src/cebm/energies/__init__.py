@@ -1,0 +1,35 @@
+"""Energies E(x, y): the contract, and what fulfils it.
+
+`base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
+`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `sums` the weighted sum.
+"""
+
+from cebm.energies.base import EnergyModel, ModuleEnergy, Penalty
+from cebm.energies.density import (
+    MixtureDensity,
+    MixtureDensityEnergy,
+    Regression,
+    RegressionEnergy,
+)
+from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
+from cebm.energies.sums import WeightedSum
+from cebm.energies.tilted import Tilted, TiltedEnergy
+
+__all__ = [
+    "MLP",
+    "EnergyModel",
+    "FeedForwardEnergy",
+    "MLPEnergy",
+    "MarginalEnergy",
+    "MixtureDensity",
+    "MixtureDensityEnergy",
+    "ModuleEnergy",
+    "Penalty",
+    "Regression",
+    "RegressionEnergy",
+    "Residual",
+    "ResidualEnergy",
+    "Tilted",
+    "TiltedEnergy",
+    "WeightedSum",
+]

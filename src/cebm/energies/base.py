@@ -1,0 +1,260 @@
+"""The contract of an energy E(x, y) of an action y under an observation x: low is likely, p(y|x) ∝ exp(-E(x, y)).
+
+`encode(obs)` does the observation's work once; `energies` and `energies_and_gradients` then take many actions
+per observation, which is what a chain needs. Two methods are enough for an energy of one's own, `encode` and
+`energies`; the others have defaults that say "no": no proposal, no levels, no action in closed form.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cebm.spaces import Specification
+
+if TYPE_CHECKING:
+    from cebm.energies.sums import WeightedSum
+
+Obs = Float[Tensor, "batch *obs"]
+Context = Any
+"""What `encode` gives: a tensor, or a tuple, list or dict of tensors, each with the batch as its first axis."""
+Actions = Float[Tensor, "batch samples act"]
+Energies = Float[Tensor, "batch samples"]
+PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class EnergyModel(nn.Module, ABC):
+    """The contract. Energies compose: `energy + other`, `0.5 * energy`, `energy + penalty_function`."""
+
+    obs_dim: int
+    """Columns of an observation; 0 for an energy that ignores it."""
+    act_dim: int
+    """Columns of an action."""
+    context_dim: int | None = None
+    """Columns of the context where it is one matrix, which `check` then looks at."""
+    closed_form: bool = False
+    """Whether gradients come without autograd: the search then runs in inference mode, which is an eighth faster."""
+    levels: tuple[float, ...] = ()
+    """Noise levels that `at` knows, the largest first; none for an energy without levels."""
+
+    @abstractmethod
+    def encode(self, obs: Obs) -> Context:
+        """The part of E(x, y) that depends on the observation alone, computed once per chain."""
+
+    @abstractmethod
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        """E(x, y) for every sampled action of every observation."""
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        """E(x, y) and ∇_y E(x, y), without dropout. Differentiable again while autograd is enabled. By autograd here;
+        a closed form is several times as fast."""
+        context = outside_inference(context)
+        with evaluating(self):
+            return autograd_gradients(lambda y: self.energies(context, y), actions)
+
+    def at(self, level: float) -> "EnergyModel":
+        """The energy at a noise level, for the same context: itself, for an energy without levels."""
+        return self
+
+    @property
+    def proposes(self) -> bool:
+        """Whether `propose` draws."""
+        return type(self).propose is not EnergyModel.propose
+
+    def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
+        """`n` draws per observation of a density q(y|x) that is near p(y|x): where a search begins, and where
+        negatives may come from. `shared`: the same random numbers for every observation."""
+        raise TypeError(f"{type(self).__name__} has no proposal to draw from")
+
+    def excess(self, context: Context, actions: Actions) -> Energies:
+        """E(x, y) + log q(y|x): minus the log of the weight that makes draws of `propose` draws of p(y|x). Without a
+        proposal q is uniform, and this is E itself up to a constant."""
+        return self.energies(context, actions)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether `best` gives the action without a search."""
+        return type(self).best is not EnergyModel.best
+
+    def best(self, context: Context) -> Float[Tensor, "batch act"]:
+        """The action of lowest energy, where it is known in closed form."""
+        raise TypeError(f"{type(self).__name__} does not know its lowest energy: search for it")
+
+    @property
+    def contrasted(self) -> "EnergyModel":
+        """The part that a contrastive objective trains: the energy itself, or, of a tilted one, the tilt."""
+        return self
+
+    def own_losses(self, obs: Obs, actions: Float[Tensor, "batch act"]) -> dict[str, Tensor]:
+        """Losses that parts of this energy need beside the objective, by the name to log them under."""
+        return {}
+
+    def pairs(self) -> "EnergyModel":
+        """The same energy over pairs z = (x, y), to sample observations and actions together (a joint model)."""
+        raise TypeError(f"{type(self).__name__} has no joint form over pairs (x, y)")
+
+    def forward(self, obs: Obs, actions: Actions) -> Energies:
+        return self.energies(self.encode(obs), actions)
+
+    def check(self, context: Context, actions: Tensor) -> None:
+        """ValueError naming the argument whose shape does not fit this energy."""
+        if self.context_dim is not None and (context.ndim != 2 or context.shape[1] != self.context_dim):
+            raise ValueError(f"context must be [batch, {self.context_dim}], got {tuple(context.shape)}")
+        batch = next(leaves(context)).shape[0]
+        if actions.ndim != 3 or actions.shape[2] != self.act_dim or actions.shape[0] != batch:
+            raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(actions.shape)}")
+        if actions.shape[0] == 0 or actions.shape[1] == 0:
+            raise ValueError(f"actions must not be empty, got {tuple(actions.shape)}")
+
+    def check_obs(self, obs: Tensor) -> None:
+        """ValueError where a flat observation does not fit this energy."""
+        if obs.ndim != 2 or obs.shape[1] != self.obs_dim:
+            raise ValueError(f"obs must be [batch, {self.obs_dim}], got {tuple(obs.shape)}")
+
+    def __add__(self, other: "EnergyModel | PenaltyFunction") -> "WeightedSum":
+        from cebm.energies.sums import WeightedSum
+
+        if not isinstance(other, EnergyModel):
+            other = Penalty(other, self.obs_dim, self.act_dim)
+        return WeightedSum([self, other], [1.0, 1.0])
+
+    def __mul__(self, weight: float | int) -> "WeightedSum":
+        from cebm.energies.sums import WeightedSum
+
+        return WeightedSum([self], [float(weight)])
+
+    __rmul__ = __mul__
+
+
+@runtime_checkable
+class EnergySettings(Protocol):
+    """Settings of an energy: a frozen dataclass that builds it. `explicit = True` says that it is −log p(y|x) in closed
+    form and knows its best action; `joint = True` that it has a form over pairs (x, y)."""
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        """The energy for such observations and actions, its weights drawn from `generator`."""
+        ...
+
+
+class ModuleEnergy(EnergyModel):
+    """Adaptor for any module that maps rows (features, action) to an energy, low is likely; gradients by autograd.
+
+    `encoder` turns observations (of any shape, images too) into `feature_dim` features, once per chain;
+    without one, the observation itself is the feature vector.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        obs_dim: int,
+        act_dim: int,
+        encoder: nn.Module | None = None,
+        feature_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if encoder is not None and feature_dim is None:
+            raise ValueError("feature_dim must be given with an encoder")
+        self.module, self.encoder = module, encoder
+        self.obs_dim, self.act_dim = obs_dim, act_dim
+        self.context_dim = obs_dim if feature_dim is None else feature_dim
+
+    def encode(self, obs: Obs) -> Context:
+        if self.encoder is None:
+            self.check_obs(obs)
+            return obs
+        return self.encoder(obs)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        rows = context.unsqueeze(1).expand(-1, actions.shape[1], -1)
+        energies = self.module(rows.flatten(0, 1), actions.flatten(0, 1))
+        if energies.numel() != actions.shape[0] * actions.shape[1]:
+            rows_given = actions.shape[0] * actions.shape[1]
+            raise ValueError(f"module must return one energy per row ({rows_given}), got {tuple(energies.shape)}")
+        return energies.reshape(actions.shape[:2])
+
+
+class Penalty(EnergyModel):
+    """A function of (obs [batch, obs], actions [batch, samples, act]) as an energy: an obstacle, a limit."""
+
+    def __init__(self, function: PenaltyFunction, obs_dim: int, act_dim: int) -> None:
+        super().__init__()
+        self.function = function
+        self.obs_dim, self.act_dim, self.context_dim = obs_dim, act_dim, obs_dim
+
+    def encode(self, obs: Obs) -> Context:
+        self.check_obs(obs)
+        return obs
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        energies = self.function(context, actions)
+        if energies.shape != actions.shape[:2]:
+            raise ValueError(f"penalty must return {tuple(actions.shape[:2])} energies, got {tuple(energies.shape)}")
+        return energies
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode (no dropout) inside the block; every submodule gets its own mode back."""
+    training = [submodule for submodule in module.modules() if submodule.training]
+    try:
+        for submodule in training:
+            submodule.training = False
+        yield
+    finally:
+        for submodule in training:
+            submodule.training = True
+
+
+def autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
+    """E and ∇E of any differentiable `function` of the actions, in inference mode too."""
+    keep = torch.is_grad_enabled()
+    actions = outside_inference(actions)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = actions if keep and actions.requires_grad else actions.detach().requires_grad_()
+        energies = function(leaf)
+        if not energies.requires_grad:  # a constant
+            return energies, torch.zeros_like(actions)
+        result: tuple[Any, ...] = torch.autograd.grad(energies.sum(), leaf, create_graph=keep, materialize_grads=True)
+    return (energies if keep else energies.detach()), result[0]
+
+
+def outside_inference(values: Any) -> Any:
+    """The tensors of a context, copied where they were made in inference mode: those cannot enter a graph."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.is_inference() else tensor
+
+    with torch.inference_mode(False):
+        return mapped(copied, values)
+
+
+def leaves(context: Context) -> Iterator[Tensor]:
+    """The tensors of a context."""
+    if isinstance(context, Tensor):
+        yield context
+    elif isinstance(context, Mapping):
+        for part in context.values():
+            yield from leaves(part)
+    elif isinstance(context, tuple | list):
+        for part in context:
+            yield from leaves(part)
+    else:
+        raise TypeError(f"a context is made of tensors, tuples, lists and dicts, not {type(context).__name__}")
+
+
+def mapped(function: Callable[[Tensor], Tensor], context: Context) -> Context:
+    """The context with `function` applied to each of its tensors."""
+    if isinstance(context, Tensor):
+        return function(context)
+    if isinstance(context, Mapping):
+        return {name: mapped(function, part) for name, part in context.items()}
+    if isinstance(context, tuple | list):
+        parts = [mapped(function, part) for part in context]
+        return type(context)(*parts) if hasattr(context, "_fields") else type(context)(parts)
+    raise TypeError(f"a context is made of tensors, tuples, lists and dicts, not {type(context).__name__}")

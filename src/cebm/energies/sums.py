@@ -1,0 +1,98 @@
+"""Weighted sums of energies: Σᵢ wᵢ Eᵢ(x, y), a product of experts in densities."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+
+
+class WeightedSum(EnergyModel):
+    """Σᵢ wᵢ Eᵢ(x, y). A term that ignores the observation (obs_dim 0) can be added to any energy.
+
+    The context is the tuple of the terms' contexts. The first term with a proposal and a positive weight proposes for
+    the whole sum, so that `energy + penalty` is searched from where `energy` is.
+    """
+
+    weights: list[float]
+
+    def __init__(self, terms: list[EnergyModel], weights: list[float]) -> None:
+        super().__init__()
+        flat: list[tuple[EnergyModel, float]] = []
+        for term, weight in zip(terms, weights, strict=True):
+            if isinstance(term, WeightedSum):
+                flat += [(inner, weight * w) for inner, w in zip(term.parts(), term.weights, strict=True)]
+            else:
+                flat.append((term, weight))
+        self.terms = nn.ModuleList(term for term, _ in flat)
+        self.weights = [weight for _, weight in flat]
+        if len({term.act_dim for term, _ in flat}) != 1:
+            raise ValueError(f"energies of different act_dim do not add: {[term.act_dim for term, _ in flat]}")
+        if len({term.obs_dim for term, _ in flat} - {0}) > 1:
+            raise ValueError(f"energies of different obs_dim do not add: {[term.obs_dim for term, _ in flat]}")
+        self.obs_dim = max(term.obs_dim for term, _ in flat)
+        self.act_dim = flat[0][0].act_dim
+        self.closed_form = all(term.closed_form for term, _ in flat)
+        self.levels = next((term.levels for term, _ in flat if term.levels), ())
+
+    def parts(self) -> Iterator[EnergyModel]:
+        """The terms, in the order of `weights`."""
+        for term in self.terms:
+            yield term  # type: ignore[misc]  # a ModuleList forgets what it holds
+
+    def encode(self, obs: Obs) -> Context:
+        return tuple(term.encode(obs) for term in self.parts())
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        self.check(context, actions)
+        return sum(
+            (w * term.energies(part, actions) for w, term, part in self._split(context)),
+            actions.new_zeros(actions.shape[:2]),
+        )
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        self.check(context, actions)
+        energies, gradients = actions.new_zeros(actions.shape[:2]), torch.zeros_like(actions)
+        for weight, term, part in self._split(context):
+            energy, gradient = term.energies_and_gradients(part, actions)
+            energies, gradients = energies + weight * energy, gradients + weight * gradient
+        return energies, gradients
+
+    def at(self, level: float) -> EnergyModel:
+        return WeightedSum([term.at(level) for term in self.parts()], self.weights) if self.levels else self
+
+    @property
+    def _proposer(self) -> int | None:
+        """Which term proposes."""
+        pairs = enumerate(zip(self.parts(), self.weights, strict=True))
+        return next((i for i, (term, weight) in pairs if term.proposes and weight > 0), None)
+
+    @property
+    def proposes(self) -> bool:
+        return self._proposer is not None
+
+    def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
+        index = self._proposer
+        if index is None:
+            raise TypeError("no term of this sum of energies has a proposal to draw from")
+        return list(self.parts())[index].propose(context[index], n, generator, shared)
+
+    def excess(self, context: Context, actions: Actions) -> Energies:
+        """Σᵢ wᵢEᵢ + log q, with q the proposal of term k: its own excess, (wₖ − 1)Eₖ, and the other terms."""
+        proposer = self._proposer
+        if proposer is None:
+            return self.energies(context, actions)
+        self.check(context, actions)
+        result = actions.new_zeros(actions.shape[:2])
+        for index, (weight, term, part) in enumerate(self._split(context)):
+            if index != proposer:
+                result = result + weight * term.energies(part, actions)
+                continue
+            result = result + term.excess(part, actions)
+            if weight != 1:
+                result = result + (weight - 1) * term.energies(part, actions)
+        return result
+
+    def _split(self, context: Context) -> Iterator[tuple[float, EnergyModel, Context]]:
+        return zip(self.weights, self.parts(), context, strict=True)

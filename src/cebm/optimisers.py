@@ -1,0 +1,104 @@
+"""How weights follow the loss: the optimiser, its learning rate over a run, the batch and the average that acts."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+
+@runtime_checkable
+class RateSchedule(Protocol):
+    """The learning rate over a run."""
+
+    def rate(self, peak: float, step: int, steps: int | None, steps_per_epoch: int) -> float:
+        """That of a step, the first being 0, of a run of `steps` steps (None: not known)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Multiplies the rate by `factor` every `epochs` epochs."""
+
+    factor: float = 0.99
+    """What the rate is multiplied by."""
+    epochs: int = 100
+    """Epochs between two decays."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 1:
+            raise ValueError(f"factor must be in (0, 1], got {self.factor}")
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+
+    def rate(self, peak: float, step: int, steps: int | None, steps_per_epoch: int) -> float:
+        return peak * self.factor ** (step // (steps_per_epoch * self.epochs))
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Rises over `warm_up` steps, then follows half a cosine down to 0 at the end of the run."""
+
+    warm_up: int = 100
+    """Steps over which the rate rises."""
+
+    def __post_init__(self) -> None:
+        if self.warm_up < 1:
+            raise ValueError(f"warm_up must be at least 1, got {self.warm_up}")
+
+    def rate(self, peak: float, step: int, steps: int | None, steps_per_epoch: int) -> float:
+        if steps is None:
+            raise ValueError("steps must be given: a learning rate that follows a cosine needs the run's length")
+        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+        return peak * min(1.0, (step + 1) / self.warm_up) * fall
+
+
+@runtime_checkable
+class Optimiser(Protocol):
+    """The contract of a trial's optimiser. Its torch optimiser keeps its state in tensors and numbers."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def average(self) -> float: ...
+
+    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Torch's optimiser of these weights."""
+        ...
+
+    def rate(self, step: int, steps: int | None, steps_per_epoch: int) -> float:
+        """The learning rate of a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba 2015) with torch's other settings."""
+
+    learning_rate: float = 1e-3
+    """The largest rate of the run."""
+    schedule: RateSchedule = Decay()
+    """How the rate goes on from there."""
+    batch_size: int = 512
+    """Examples per step."""
+    average: float = 0.0
+    """Weight of the past in the moving average of the weights, which acts. 0: the raw weights act."""
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must be in [0, 1), got {self.average}")
+        if not isinstance(self.schedule, RateSchedule):
+            raise ValueError(f"schedule must have a method `rate`, which {type(self.schedule).__name__} has not")
+
+    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, self.learning_rate)
+
+    def rate(self, step: int, steps: int | None, steps_per_epoch: int) -> float:
+        return self.schedule.rate(self.learning_rate, step, steps, steps_per_epoch)

@@ -1,0 +1,476 @@
+"""Training in a run directory, which holds all that is needed to read, resume and act:
+
+run.json (settings, versions, commit, the data's fingerprint), metrics.jsonl, checkpoints/step-… (the last two), best/
+and policy/. One process at a time works in it.
+"""
+
+import json
+import platform
+import shutil
+import signal
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from cebm import __version__, legacy
+from cebm.demonstrations import Demonstrations
+from cebm.evaluation import VALIDATION_SEED, evaluate
+from cebm.policy import EnergyPolicy, load
+from cebm.recipes import Trial
+from cebm.settings import StorageError, from_json, to_json
+from cebm.spaces import usable_device
+from cebm.storage import (
+    load_bundle,
+    locked,
+    read_document,
+    read_rows,
+    row_line,
+    save_bundle,
+    take,
+    write_atomically,
+    write_document,
+)
+from cebm.tasks import Task, task_of
+from cebm.trainer import Trainer
+
+CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cebm.checkpoint", 2
+TIMES = ("seconds", "steps_per_second", "action_ms_p50", "action_ms_p99")
+"""Metrics that differ between two otherwise identical runs."""
+VALIDATION_EPISODES = 256
+"""Demonstrations of a task to validate on: as many as there are pairs, so that no two pairs share an episode."""
+EXPERT_EPISODES = 300
+"""Demonstrations that a task's expert gives where nobody says how many (the paper's number)."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message names the step and the last good checkpoint."""
+
+
+class DivergedError(TrainingError):
+    """A loss, a gradient or an energy is NaN or infinite."""
+
+
+class Interrupted(RuntimeError):
+    """SIGTERM or Ctrl-C: the state was saved, `resume` continues."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides a run; written to run.json."""
+
+    name: str
+    """The trial's name, for people."""
+    trial: Trial
+    """What is learned and how."""
+    task: Task | None = None
+    """Gives demonstrations where there is no `data`, limits of the action, and roll-outs that choose the best policy.
+    None: the task that the data name, if any."""
+    data: str | None = None
+    """A file or directory of demonstrations; None: those of the task's expert."""
+    episodes: int | None = None
+    """The most demonstrations to train on; validation episodes come on top. None: all of `data`, 300 of an expert."""
+    steps: int = 3000
+    """Training steps."""
+    seed: int = 0
+    """Decides weights, noise, order and generated demonstrations."""
+    log_every: int = 20
+    """Steps between two rows of training metrics."""
+    evaluate_every: int = 500
+    """Steps between two evaluations."""
+    checkpoint_every: int = 250
+    """Steps between two checkpoints."""
+    evaluation_episodes: int = 100
+    """Episodes per evaluation along the way."""
+    evaluation_candidates: int = 64
+    """Candidates of the acting search in these evaluations, at most."""
+    device: str = "cpu"
+    """Where to train."""
+    keep_checkpoints: int = 2
+    """Checkpoints to keep, the newest; 0: all, for studies of how training goes."""
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "log_every", "evaluate_every", "checkpoint_every")
+        for name in (*counts, "evaluation_episodes", "evaluation_candidates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.episodes is not None and self.episodes < 1:
+            raise ValueError(f"episodes must be at least 1, got {self.episodes}")
+        if self.keep_checkpoints < 0:
+            raise ValueError(f"keep_checkpoints must not be negative, got {self.keep_checkpoints}")
+        if self.task is None and self.data is None:
+            raise ValueError("a run needs a task or data")
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run learns from and is measured by."""
+
+    training: Demonstrations
+    validation: Demonstrations
+    task: Task | None
+    """Measures the policy and limits its actions, where one is known."""
+
+    def fingerprint(self) -> str:
+        """Tells whether the data are still the same."""
+        return f"{self.training.fingerprint()}-{self.validation.fingerprint()}"
+
+    def summary(self) -> str:
+        """How many demonstrations serve for what."""
+        if self.training is self.validation:
+            return "1 demonstration, to train and to validate on"
+        return f"{self.training.episodes:,} demonstrations to train on, {self.validation.episodes:,} to validate on"
+
+
+def material_of(job: Job) -> Material:
+    """The demonstrations of a run: all but a tenth of its data to train on, or the expert's."""
+    if job.data is None:
+        if job.task is None:
+            raise ValueError("a run needs a task or data")
+        training = job.task.demonstrations(job.episodes or EXPERT_EPISODES, job.seed)
+        return Material(training, job.task.demonstrations(VALIDATION_EPISODES, VALIDATION_SEED), job.task)
+    demonstrations = Demonstrations.load(job.data)
+    task = task_of(demonstrations.metadata) if job.task is None else job.task
+    if demonstrations.episodes == 1:
+        return Material(demonstrations, demonstrations, task)
+    training, validation = demonstrations.split(0.1, job.seed)
+    if job.episodes is not None:
+        training = training.select(range(min(job.episodes, training.episodes)))
+    return Material(training, validation, task)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run gave."""
+
+    directory: Path
+    policy: EnergyPolicy
+    """The best policy by validation."""
+    best_step: int
+    metrics: list[dict[str, Any]]
+
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+def train(job: Job, directory: str | Path, listen: Listener = lambda row: None) -> Outcome:
+    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. A start that fails
+    leaves nothing behind."""
+    where = Path(directory)
+    if (where / "run.json").exists():
+        raise FileExistsError(f"{where} holds a run already; resume it or choose another directory")
+    new = not where.exists()
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
+    began = False
+    try:
+        with locked(where):
+            others = sorted(path.name for path in where.iterdir() if path.name != ".lock")
+            if others:
+                raise FileExistsError(f"{where} is not empty (it holds {others[0]!r}); choose another directory")
+            material = material_of(job)
+            trainer = trainer_of(job, material)
+            try:
+                write_document(where / "run.json", _run_record(job, material))
+            except OSError as error:
+                raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
+            began = True
+            return _loop(job, trainer, material, {}, where, listen)
+    finally:
+        if new and not began and not any(where.iterdir()):
+            where.rmdir()
+
+
+def resume(directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None) -> Outcome:
+    """Continues a run from its last good checkpoint, bit for bit; `steps` extends it. A learning rate that follows a
+    cosine then follows that of the new length, and rises again from the 0 that a finished run ended with."""
+    where = Path(directory)
+    job = load_job(where)
+    with locked(where):
+        if steps is not None and steps != job.steps:
+            job = replace(job, steps=steps)
+        material = material_of(job)
+        record = read_record(where)
+        before = record.get("data")
+        if before is not None and before != material.fingerprint():
+            source = job.data or "the task's demonstrations"
+            raise TrainingError(f"{where}: {source} changed since the run began; resume needs the same data")
+        trainer = trainer_of(job, material)
+        best = _restore(trainer, where)
+        if job.steps != take(take(record, "job", str(where)), "steps", str(where)):
+            write_document(where / "run.json", _run_record(job, material))
+        return _loop(job, trainer, material, best, where, listen)
+
+
+def read_record(directory: str | Path) -> dict[str, Any]:
+    """What run.json holds: the job as JSON, versions, commit, threads, the data's fingerprint."""
+    return read_document(Path(directory) / "run.json", "run directory", old=True)
+
+
+def load_job(directory: str | Path) -> Job:
+    """The settings of a run."""
+    path = Path(directory) / "run.json"
+    stored = take(read_record(directory), "job", str(path))
+    if isinstance(stored, dict) and stored.get("type") == "Job":
+        stored = legacy.job(stored, str(path))
+    return from_json(stored, Job, str(path))
+
+
+def load_metrics(directory: str | Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line that a kill cut short is left out, other damage is a StorageError."""
+    return read_rows(Path(directory) / "metrics.jsonl")
+
+
+def _loop(
+    job: Job, trainer: Trainer, material: Material, best: dict[str, Any], where: Path, listen: Listener
+) -> Outcome:
+    rows = [row for row in load_metrics(where) if row["step"] <= trainer.step_count]
+    began = perf_counter() - (rows[-1]["seconds"] if rows else 0.0)
+    with _metrics_file(where, rows) as file, _signals() as stop:
+
+        def write(row: dict[str, Any]) -> None:
+            row = {"step": trainer.step_count, **row, "seconds": round(perf_counter() - began, 3)}
+            rows.append(row)
+            file.write(row_line(row))
+            file.flush()
+            listen(row)
+
+        timer = perf_counter()
+        try:
+            while trainer.step_count < job.steps:
+                with _diverging(f"step {trainer.step_count + 1}", trainer, where):
+                    log = trainer.step()
+                step = trainer.step_count
+                last = step == job.steps
+                if step % job.log_every == 0 or last:
+                    now = perf_counter()
+                    speed = min(job.log_every, step) / (now - timer)
+                    timer = now
+                    numbers = {name: float(value) for name, value in log.items()}
+                    write({"kind": "train", **numbers, "steps_per_second": round(speed, 2)})
+                if step % job.evaluate_every == 0 or last:
+                    with _diverging(f"the evaluation of step {step}", trainer, where):
+                        best = _evaluate(trainer, job, material.task, where, best, write)
+                    timer = perf_counter()
+                if step % job.checkpoint_every == 0 or last or stop:
+                    with _diverging(f"the checkpoint of step {step}", trainer, where):
+                        trainer.check_weights()
+                    _save_checkpoint(trainer, where, best, job.keep_checkpoints)
+                if stop and not last:
+                    raise Interrupted(f"stopped at step {step} on request; resume continues from there")
+            trainer.policy().save(where / "policy")
+        except OSError as error:
+            raise TrainingError(
+                f"cannot write to {where} at step {trainer.step_count}: {error.strerror or error}; "
+                f"{_last_good(trainer, where)}"
+            ) from error
+    return Outcome(where, load(where / "best", job.device), best["step"], rows)
+
+
+@contextmanager
+def _diverging(what: str, trainer: Trainer, where: Path) -> Iterator[None]:
+    """Stop when the loss is NaN or infinite; the message names the last checkpoint from which training can go on."""
+    try:
+        yield
+    except (FloatingPointError, ValueError) as error:
+        raise DivergedError(f"{error}, at {what}; {_last_good(trainer, where)}") from error
+
+
+def _last_good(trainer: Trainer, where: Path) -> str:
+    """The newest checkpoint that loads and whose next step is finite; the trainer is left at one of them."""
+    for directory in checkpoints(where):
+        try:
+            header, tensors = load_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+            trainer.load_state(tensors, take(header, "step", str(directory)))
+            trainer.step()
+            trainer.check_weights()
+            return f"last good checkpoint: step {header['step']}"
+        except (StorageError, FloatingPointError, ValueError):
+            continue
+    return "there is no good checkpoint: start again, with a lower learning rate"
+
+
+def trainer_of(job: Job, material: Material | None = None) -> Trainer:
+    """The trainer of a run as it begins."""
+    found = material_of(job) if material is None else material
+    limits = None if found.task is None else found.task.limits
+    device = usable_device(job.device)
+    return Trainer(job.trial, found.training, found.validation, job.seed, device, limits, job.steps)
+
+
+def restored(job: Job, where: Path) -> tuple[Trainer, dict[str, Any]]:
+    """The trainer of a run as its newest checkpoint has it, or as it began; and the record of its best policy."""
+    trainer = trainer_of(job)
+    return trainer, _restore(trainer, where)
+
+
+def _evaluate(
+    trainer: Trainer,
+    job: Job,
+    task: Task | None,
+    where: Path,
+    best: dict[str, Any],
+    write: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Logs an evaluation and keeps the policy if it is the best so far: by the task's metric, then by action error."""
+    policy = trainer.policy()
+    row = evaluation_row(trainer, policy, job, task)
+    write({"kind": "evaluation", **row})
+    found = score(row, task)
+    if best and best["score"] >= found:
+        return best
+    policy.save(where / "best")
+    return {"step": trainer.step_count, "score": found}
+
+
+def score(row: dict[str, Any], task: Task | None) -> list[float]:
+    """What a checkpoint is chosen by, more is better: the task's metric, then the action error."""
+    return [0.0 if task is None else float(row.get(task.metric, 0.0)), -row["validation_action_error"]]
+
+
+def evaluation_row(trainer: Trainer, policy: EnergyPolicy, job: Job, task: Task | None) -> dict[str, float]:
+    """Errors and information on demonstrations, and the task's metrics on validation episodes where there is one."""
+    most = getattr(policy.acting, "candidates", None)  # a way to act without candidates takes no effort
+    candidates = None if most is None else min(job.evaluation_candidates, most)
+    row = trainer.validate(policy, candidates)
+    if task is None:
+        return row
+    effort = {} if candidates is None else {"candidates": candidates}
+    found = evaluate(
+        policy, task, episodes=job.evaluation_episodes, seed=VALIDATION_SEED, latency_calls=0, **effort
+    ).summary()
+    about = {"episodes", "seed", "successes", "length", *TIMES}
+    wanted = {name for name in found if name not in about and not name.endswith("_se")} | {f"{task.metric}_se"}
+    return row | {name: value for name, value in found.items() if name in wanted}
+
+
+def _save_checkpoint(trainer: Trainer, where: Path, best: dict[str, Any], keep: int) -> None:
+    directory = where / "checkpoints" / f"step-{trainer.step_count:08d}"
+    header = {"step": trainer.step_count, "best": best}
+    save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, trainer.state())
+    for old in checkpoints(where)[keep:] if keep else []:
+        shutil.rmtree(old)
+
+
+def checkpoints(where: Path) -> list[Path]:
+    """The checkpoints of a run, newest first; a directory without a header was never finished."""
+    return sorted((path.parent for path in (where / "checkpoints").glob("step-*/header.json")), reverse=True)
+
+
+def load_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Header and tensors of a checkpoint, of earlier formats too."""
+    header, tensors = load_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+    return header, tensors if header["version"] > 1 else legacy.upgraded_checkpoint(tensors)
+
+
+def _restore(trainer: Trainer, where: Path) -> dict[str, Any]:
+    """Loads the newest checkpoint that is whole; the record of the best policy so far. Where checkpoints are there, or
+    should be, and none fits, nothing is overwritten: a StorageError names them."""
+    problems = []
+    for directory in checkpoints(where):
+        try:
+            header, tensors = load_checkpoint(directory)
+            trainer.load_state(tensors, take(header, "step", str(directory)))
+            best = take(header, "best", str(directory))
+        except (StorageError, RuntimeError) as error:
+            problems.append(f"{directory}: {error}")
+            continue
+        for problem in problems:
+            warnings.warn(f"skipping a checkpoint: {problem}", stacklevel=2)
+        return best
+    if problems:
+        raise StorageError(f"no checkpoint of {where} fits, so it cannot be resumed: {'; '.join(problems)}")
+    rows = load_metrics(where)
+    saved = [row["step"] for row in rows if row["kind"] == "evaluation"]
+    if saved and (where / "best").exists() and saved[-1] > take(read_record(where), "job", str(where))["checkpoint_every"]:
+        raise StorageError(f"{where / 'checkpoints'}: the checkpoints of this run are missing, so it cannot be resumed")
+    return {}
+
+
+@contextmanager
+def _metrics_file(where: Path, rows: list[dict[str, Any]]) -> Iterator[TextIO]:
+    """Opens metrics.jsonl for appending, after cutting it back to `rows`."""
+    path = where / "metrics.jsonl"
+    content = "".join(map(row_line, rows))
+    try:
+        if not path.exists() or path.read_text() != content:
+            write_atomically(path, content.encode())
+        file = open(path, "a")  # noqa: SIM115
+    except OSError as error:
+        raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+class _Stop:
+    """Set by a signal, read between steps."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+@contextmanager
+def _signals() -> Iterator[_Stop]:
+    """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only."""
+    stop = _Stop()
+    previous: dict[int, Any] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.asked = True
+        signal.signal(number, previous[number])
+
+    try:
+        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
+            previous[number] = signal.signal(number, ask)
+    except ValueError:  # not the main thread: the caller's handlers stay
+        pass
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def source_commit() -> str | None:
+    """The commit of the code that runs, where it is a checkout; '-dirty' where the code is not as committed. None where
+    cebm is installed inside somebody else's repository."""
+    here = Path(__file__)
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    try:
+        if git("ls-files", "--error-unmatch", here.name).returncode != 0:
+            return None
+        commit = git("rev-parse", "HEAD").stdout.strip()
+        dirty = git("diff", "--quiet", "HEAD", "--", ".").returncode == 1
+    except OSError:  # there is no git
+        return None
+    return f"{commit}-dirty" if commit and dirty else commit or None
+
+
+def _run_record(job: Job, material: Material) -> dict[str, Any]:
+    versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        "job": to_json(job),
+        "versions": {**versions, "python": platform.python_version()},
+        "commit": source_commit(),
+        "threads": torch.get_num_threads(),
+        "data": material.fingerprint(),
+    }
