@@ -153,7 +153,9 @@ class Search:
             return sampler.small_steps(WARM_STEP)
         return sampler
 
-    def _begin(self, problem: Problem) -> tuple[Actions, Actions | None]:
+    def _begin(
+        self, problem: Problem
+    ) -> tuple[Float[Tensor, "batch moved act"], Float[Tensor, "batch unmoved act"] | None]:
         """The candidates that are moved, a drawn one first, and those that are not."""
         count = self.candidates if problem.candidates is None else problem.candidates
         if problem.previous is None:

@@ -4,7 +4,7 @@
 `density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `sums` the weighted sum.
 """
 
-from cebm.energies.base import EnergyModel, ModuleEnergy, Penalty
+from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
 from cebm.energies.density import (
     MixtureDensity,
     MixtureDensityEnergy,
@@ -18,6 +18,7 @@ from cebm.energies.tilted import Tilted, TiltedEnergy
 __all__ = [
     "MLP",
     "EnergyModel",
+    "EnergySettings",
     "FeedForwardEnergy",
     "MLPEnergy",
     "MarginalEnergy",
@@ -32,4 +33,5 @@ __all__ = [
     "Tilted",
     "TiltedEnergy",
     "WeightedSum",
+    "initialised_by",
 ]

@@ -211,6 +211,19 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             submodule.training = True
 
 
+@contextmanager
+def initialised_by(generator: torch.Generator | None) -> Iterator[None]:
+    """Inside the block `generator` decides what modules draw that know only torch's global generator, as torch's own
+    layers do when they are made; the global generator is put back afterwards. Without one nothing changes."""
+    if generator is None:
+        yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng([]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
+
+
 def autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
     """E and ∇E of any differentiable `function` of the actions, in inference mode too."""
     keep = torch.is_grad_enabled()
