@@ -8,8 +8,8 @@ import torch
 
 from cebm import MALA, Langevin, MLPEnergy, run
 from cebm.information import Quadrature
+from cebm.losses import importance_nll, info_nce
 from cebm.negatives import GaussianMixture, Mixture, ShortChains, Uniform
-from cebm.objectives import importance_nll, info_nce
 
 generator = torch.Generator().manual_seed(0)
 

@@ -1,16 +1,13 @@
-"""A recipe of your own: change what you like of one that is there, or fill in a Trial. Run me: I take a minute."""
+"""A recipe of your own: change what you like of one that is there, or compose a Trial. Run me: I take a minute."""
 
-from dataclasses import replace
+from cebm import TRIALS, GradientPenalty, Job, ParticleTask, train, vary
 
-from cebm import TRIALS, Job, Langevin, Network, ParticleTask, train
-
-recipe = replace(
+recipe = vary(
     TRIALS["ibc"],
-    network=Network(width=64),
-    sampler=Langevin("ibc", steps=5, noise=0.03),  # closer negatives, shorter chains
-    gradient_penalty=1.0,
-    gradient_margin=10.0,  # bounded energies
-    ema=0.99,  # averaged weights act
+    width=64,
+    penalties=(GradientPenalty(1.0, margin=10.0),),  # bounded energies
+    average=0.99,  # averaged weights act
+    **{"objective.source.sampler.steps": 5, "objective.source.sampler.noise": 0.03},  # shorter chains, closer negatives
 )
 job = Job("mine", recipe, task=ParticleTask(dim=1), episodes=50, steps=60, evaluate_every=30, evaluation_episodes=20)
 
