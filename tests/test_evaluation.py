@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import cebm.envs
+import cebm.tasks
 from cebm.energy import Actions, Context, Energies, Obs
-from cebm.envs.particle import BatchedParticle, ParticleEnv, ParticleExpert, ParticleTask
+from cebm.tasks.particle import BatchedParticle, ParticleEnv, ParticleExpert, ParticleTask
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, Evaluation, evaluate, wilson_interval
 from cebm.explicit import ExplicitEnergy
 from cebm.policy import ExplicitPolicy, ImplicitPolicy, Policy
@@ -331,7 +331,7 @@ def back(scale: float = 1.0) -> ExplicitPolicy:
 
 
 def test_the_registered_particle_gives_rows() -> None:
-    assert cebm.envs.ENV_ID == "cebm/Particle-v0"
+    assert cebm.tasks.ENV_ID == "cebm/Particle-v0"
     result = evaluate(heading("second"), "cebm/Particle-v0", episodes=4, seed=3, latency_calls=1)
     assert [row["episode"] for row in result.rows] == [0, 1, 2, 3]
     for row in result.rows:

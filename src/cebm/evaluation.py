@@ -1,6 +1,7 @@
-"""Seeded roll-outs of a policy, all episodes side by side; one row per episode, a rate with its interval."""
+"""Seeded roll-outs of a policy in a task; one row per episode, means with their errors, a rate with its interval."""
 
 import csv
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cebm.envs.particle import BatchedParticle, ParticleTask
-from cebm.policy import Policy, Runner
+from cebm.policy import Runner
+from cebm.storage import write_atomically
+from cebm.tasks import TEST_SEED, VALIDATION_SEED, Actor, Task, as_task
+from cebm.tasks.base import check_episodes
 
-# Episodes that choose a checkpoint and episodes that test it; demonstrations use small seeds.
-VALIDATION_SEED = 1_000_001
-TEST_SEED = 2_000_002
+__all__ = ["TEST_SEED", "VALIDATION_SEED", "Evaluation", "actor_of", "evaluate", "wilson_interval"]
 
 
 def wilson_interval(successes: int, episodes: int, z: float = 1.96) -> tuple[float, float]:
@@ -35,7 +36,7 @@ class Evaluation:
     """What roll-outs gave."""
 
     rows: list[dict[str, Any]]
-    """One per episode: its index, return, length, success where the environment tells, and its distances."""
+    """One per episode: its index, length, success where the task tells, and the task's own metrics."""
     seed: int
     """The seed of the episodes."""
     seconds: float
@@ -50,139 +51,119 @@ class Evaluation:
         return len(self.rows)
 
     @property
+    def columns(self) -> list[str]:
+        """The names of all columns; an episode that does not tell one has None there, or leaves it out."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    @property
     def successes(self) -> int | None:
-        """None where the environment says nothing about success."""
-        known = [row["success"] for row in self.rows]
-        return None if any(value is None for value in known) else sum(known)
+        """None where the task says nothing about success."""
+        known = [row.get("success") for row in self.rows]
+        return None if any(value is None for value in known) else sum(map(bool, known))
+
+    def score(self, metric: str) -> float:
+        """The mean of a column over the episodes: what chooses a checkpoint, with `task.metric`."""
+        if metric not in self.columns:
+            raise ValueError(f"the episodes have no column {metric!r} to score; they have {', '.join(self.columns)}")
+        values = self._values(metric)
+        if values is None:
+            raise ValueError(f"column {metric!r} cannot score: it is not a number in every episode")
+        return float(np.mean(values))
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers: success with its 95 % interval, the mean of every numeric column, times."""
+        """Plain numbers: success with its 95 % interval; of every other column that is a number in every episode the
+        mean and, from two episodes on, its standard error NAME_se = s / √n, with s² = Σ(x − x̄)² / (n − 1); times."""
         result: dict[str, Any] = {"episodes": self.episodes, "seed": self.seed}
         if self.successes is not None:
             low, high = wilson_interval(self.successes, self.episodes)
             rate = self.successes / self.episodes
             result |= {"successes": self.successes, "success": rate, "success_low": low, "success_high": high}
-        for name in self.rows[0]:
-            if name not in ("episode", "success") and all(row[name] is not None for row in self.rows):
-                result[name] = float(np.mean([row[name] for row in self.rows]))
+        for name in self.columns:
+            values = None if name in ("episode", "success") else self._values(name)
+            if values is None:
+                continue
+            with np.errstate(invalid="ignore"):  # of infinite values
+                result[name] = float(np.mean(values))
+                if len(values) > 1:
+                    result[f"{name}_se"] = float(np.std(values, ddof=1) / math.sqrt(len(values)))
         result |= {"action_ms_p50": self.action_ms_p50, "action_ms_p99": self.action_ms_p99, "seconds": self.seconds}
         return result
 
     def write_csv(self, path: str | Path) -> None:
-        """One row per episode."""
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            writer.writerows(self.rows)
+        """One row per episode. A failure, such as a full disk, leaves what was there before."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns)
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(Path(path), text.getvalue().encode())
+
+    def _values(self, name: str) -> np.ndarray | None:
+        """A column; None where it is not a number in every episode."""
+        values = [row.get(name) for row in self.rows]
+        if all(isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) for value in values):
+            return np.array(values, np.float64)
+        return None
 
 
 def evaluate(
-    policy: Policy,
-    env: ParticleTask | str | Callable[[], Any],
+    policy: Any,
+    task: Task | str | Any | Callable[[], Any],
     *,
     episodes: int = 100,
     seed: int = TEST_SEED,
     latency_calls: int = 50,
+    max_steps: int | None = None,
     **runner: Any,
 ) -> Evaluation:
-    """Rolls `policy` out in a particle task, a registered Gymnasium environment or a function that makes one.
+    """Rolls `policy` out in a task: a `Task`, the id of a registered Gymnasium environment, an environment, or a
+    function that makes one.
 
-    Episode i starts from a seed that only (seed, i) decides. Further arguments go to `Runner`: candidates, steps,
-    warm_start, execute. `latency_calls` single actions are timed afterwards.
+    The policy is one of cebm's, or any object with `reset()` and `act(obs [batch, obs]) -> [batch, act]`. Episode i
+    starts from a seed that only (seed, i) decides, and has at most `max_steps` steps (None: the task's own limit).
+    Further arguments go to `Runner`: candidates, steps, warm_start, execute. `latency_calls` single actions are timed
+    afterwards.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, got {episodes}")
+    count = check_episodes(episodes)
+    if latency_calls < 0:
+        raise ValueError(f"latency_calls must be at least 0, got {latency_calls}")
     began = perf_counter()
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    stepper = Runner(policy, generator=generator, **runner)
-    roll = _particle_rows if isinstance(env, ParticleTask) else _gymnasium_rows
-    rows, last_obs = roll(stepper, env, episodes, seed)  # type: ignore[arg-type]
+    place = as_task(task)
+    actor = actor_of(policy, seed, **runner)
+    sizes = _sizes(policy)
+    if sizes is not None:
+        place.check_policy(*sizes)
+    played = place.roll_out(actor, count, seed, max_steps)
     calls = latency_calls + 1 if latency_calls else 0  # one more, which pays for warming up
-    times = [_action_ms(stepper, last_obs[i % len(last_obs)]) for i in range(calls)][1:]
+    times = [_action_ms(actor, played.last_obs[i % len(played.last_obs)]) for i in range(calls)][1:]
     p50, p99 = np.percentile(times, [50, 99]) if times else (math.nan, math.nan)
-    return Evaluation(rows, seed, perf_counter() - began, float(p50), float(p99))
+    return Evaluation(played.rows, seed, perf_counter() - began, float(p50), float(p99))
 
 
-def _action_ms(stepper: Runner, obs: np.ndarray) -> float:
-    stepper.reset()
-    began = perf_counter()
-    stepper.act(obs[None])
-    return (perf_counter() - began) * 1e3
-
-
-def _particle_rows(
-    stepper: Runner, task: ParticleTask, episodes: int, seed: int
-) -> tuple[list[dict[str, Any]], np.ndarray]:
-    env = BatchedParticle(task)
-    obs = env.reset(seed, episodes)
-    while not env.done:
-        obs = env.step(stepper.act(obs))
-    outcome = env.outcome()
-    rows = [
-        {
-            "episode": i,
-            "success": bool(outcome.success[i]),
-            "length": task.steps,
-            "min_distance_first": float(outcome.min_distance_first[i]),
-            "min_distance_second": float(outcome.min_distance_second[i]),
-            "final_distance": float(outcome.final_distance[i]),
-        }
-        for i in range(episodes)
-    ]
-    return rows, obs
-
-
-def _gymnasium_rows(
-    stepper: Runner, env: str | Callable[[], Any], episodes: int, seed: int
-) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Episodes advance together so that the policy acts on a batch; those that ended are stepped no more."""
-    import gymnasium
-
-    envs: list[Any] = [gymnasium.make(env) if isinstance(env, str) else env() for _ in range(episodes)]
-    try:
-        for each in envs:
-            _check_spaces(each, stepper.policy)
-        seen = [each.reset(seed=_episode_seed(seed, i))[0] for i, each in enumerate(envs)]
-        rows: list[dict[str, Any]] = [
-            {"episode": i, "success": None, "length": 0, "return": 0.0} for i in range(episodes)
-        ]
-        running = set(range(episodes))
-        while running:
-            # The whole batch acts, so that history and chunks stay aligned.
-            actions = stepper.act(np.stack([np.ravel(obs) for obs in seen]).astype(np.float32))
-            for i in sorted(running):
-                space = envs[i].action_space
-                action = np.clip(actions[i], space.low.ravel(), space.high.ravel())
-                seen[i], reward, terminated, truncated, info = envs[i].step(
-                    action.reshape(space.shape).astype(space.dtype)
-                )
-                rows[i]["length"] += 1
-                rows[i]["return"] += float(reward)
-                success = info.get("success", info.get("is_success"))
-                if success is not None:
-                    rows[i]["success"] = bool(success)
-                if terminated or truncated:
-                    running.discard(i)
-        return rows, np.stack([np.ravel(obs) for obs in seen]).astype(np.float32)
-    finally:
-        for each in envs:
-            each.close()
-
-
-def _episode_seed(seed: int, episode: int) -> int:
-    """Not seed + episode: neighbouring seeds would share nearly all of their episodes."""
-    return int(np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(1)[0])
-
-
-def _check_spaces(env: Any, policy: Policy) -> None:
-    import gymnasium
-
-    for name, space in (("observation", env.observation_space), ("action", env.action_space)):
-        if not isinstance(space, gymnasium.spaces.Box):
-            raise ValueError(f"env has a {type(space).__name__} {name} space, a policy needs a Box")
-    obs, act = int(np.prod(env.observation_space.shape)), int(np.prod(env.action_space.shape))
-    wanted = (policy.obs_box.dim // policy.history, policy.act_box.dim // policy.horizon)
-    if (obs, act) != wanted:
+def actor_of(policy: Any, seed: int, **runner: Any) -> Actor:
+    """What steps `policy` through episodes. A policy that declares its `history` and `horizon` is one of cebm's, keeps
+    no state and takes a generator: it gets a `Runner`. Any other is called as it is, and keeps its own state."""
+    if all(hasattr(policy, name) for name in ("history", "horizon", "act")):
+        generator = torch.Generator(getattr(policy, "device", "cpu")).manual_seed(seed)
+        return Runner(policy, generator=generator, **runner)
+    missing = [name for name in ("act", "reset") if not callable(getattr(policy, name, None))]
+    if missing:
+        raise TypeError(f"policy: a {type(policy).__name__} has no {' and no '.join(f'{name}()' for name in missing)}")
+    if runner:
         raise ValueError(
-            f"env has {obs} observation and {act} action dimensions, the policy {wanted[0]} and {wanted[1]}"
+            f"{', '.join(sorted(runner))}: these are settings of cebm's policies, a {type(policy).__name__} takes none"
         )
+    return policy
+
+
+def _sizes(policy: Any) -> tuple[int, int] | None:
+    """Columns of one observation and of one action; None where the policy does not tell."""
+    if all(hasattr(policy, name) for name in ("obs_box", "act_box", "history", "horizon")):
+        return policy.obs_box.dim // policy.history, policy.act_box.dim // policy.horizon
+    return None
+
+
+def _action_ms(actor: Actor, obs: np.ndarray) -> float:
+    actor.reset()
+    began = perf_counter()
+    actor.act(obs[None])
+    return (perf_counter() - began) * 1e3

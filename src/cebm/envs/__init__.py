@@ -1,11 +1,6 @@
-"""Gymnasium environments and their scripted experts.
+"""The former place of `cebm.tasks`."""
 
-Importing this module registers `cebm/Particle-v0`; so does `gymnasium.make("cebm.envs:cebm/Particle-v0")`.
-"""
-
-import gymnasium
-
-from cebm.envs.particle import (
+from cebm.tasks import (
     ENV_ID,
     BatchedParticle,
     ParticleEnv,
@@ -24,7 +19,3 @@ __all__ = [
     "ParticleTask",
     "collect_particle",
 ]
-
-# No `max_episode_steps`: the length is a setting of the task, and the environment ends its own episodes.
-if ENV_ID not in gymnasium.registry:
-    gymnasium.register(id=ENV_ID, entry_point="cebm.envs.particle:ParticleEnv")

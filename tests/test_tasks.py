@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cebm.demonstrations import Demonstrations
-from cebm.envs import (
+from cebm.tasks import (
     ENV_ID,
     BatchedParticle,
     ParticleEnv,
@@ -57,7 +57,7 @@ def test_passes_gymnasiums_checker_without_a_warning(dim: int, settings: dict[st
 def test_gymnasium_finds_it_by_module_and_cebm_alone_imports_neither_torch_nor_gymnasium() -> None:
     code = (
         "import sys, cebm; assert not {'gymnasium', 'torch'} & set(sys.modules)\n"
-        "import gymnasium; env = gymnasium.make('cebm.envs:cebm/Particle-v0', dim=3)\n"
+        "import gymnasium; env = gymnasium.make('cebm.tasks:cebm/Particle-v0', dim=3)\n"
         "assert env.action_space.shape == (3,) and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,54 @@
+"""Tasks: the environments in which policies act, with their limits, experts and metrics.
+
+Importing this module registers `cebm/Particle-v0`; so does `gymnasium.make("cebm.tasks:cebm/Particle-v0")`.
+"""
+
+import gymnasium
+
+from cebm.tasks.base import (
+    MOST_EPISODES,
+    TEST_SEED,
+    VALIDATION_SEED,
+    Actor,
+    RollOut,
+    Task,
+    TaskError,
+)
+from cebm.tasks.gym import Gym, GymnasiumTask, MadeEnvironments, OneEnvironment
+from cebm.tasks.lookup import as_task, task_of
+from cebm.tasks.particle import (
+    ENV_ID,
+    BatchedParticle,
+    ParticleEnv,
+    ParticleExpert,
+    ParticleOutcome,
+    ParticleTask,
+    collect_particle,
+)
+
+__all__ = [
+    "ENV_ID",
+    "MOST_EPISODES",
+    "TEST_SEED",
+    "VALIDATION_SEED",
+    "Actor",
+    "BatchedParticle",
+    "Gym",
+    "GymnasiumTask",
+    "MadeEnvironments",
+    "OneEnvironment",
+    "ParticleEnv",
+    "ParticleExpert",
+    "ParticleOutcome",
+    "ParticleTask",
+    "RollOut",
+    "Task",
+    "TaskError",
+    "as_task",
+    "collect_particle",
+    "task_of",
+]
+
+# No `max_episode_steps`: the length is a setting of the task, and the environment ends its own episodes.
+if ENV_ID not in gymnasium.registry:
+    gymnasium.register(id=ENV_ID, entry_point="cebm.tasks.particle:ParticleEnv")
