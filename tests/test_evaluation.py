@@ -1,6 +1,7 @@
 """Evaluation: intervals, seeded episodes, the particle task and any Gymnasium environment."""
 
 import csv
+import errno
 import json
 import math
 from collections.abc import Callable
@@ -13,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import cebm.envs
+import cebm.tasks
 from cebm.energy import Actions, Context, Energies, Obs
-from cebm.envs.particle import BatchedParticle, ParticleEnv, ParticleExpert, ParticleTask
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, Evaluation, evaluate, wilson_interval
 from cebm.explicit import ExplicitEnergy
-from cebm.policy import ExplicitPolicy, ImplicitPolicy, Policy
+from cebm.policy import ExplicitPolicy, ImplicitPolicy, Policy, Runner
 from cebm.spaces import Box
+from cebm.tasks.particle import BatchedParticle, ParticleEnv, ParticleExpert, ParticleTask
 
 TASK = ParticleTask(dim=2)
 
@@ -228,10 +229,34 @@ def test_the_runner_gets_its_settings() -> None:
 
 
 def test_a_policy_for_another_task_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"obs must be \[8\] or \[batch, 8\], got \(2, 12\)"):
+    sizes = "3-D particle task: env has 12 observation and 3 action dimensions, the policy 8 and 2"
+    with pytest.raises(ValueError, match=sizes):
         evaluate(heading("first"), ParticleTask(3), episodes=2)
-    with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
-        evaluate(heading("first"), TASK, episodes=0)
+
+
+@pytest.mark.parametrize("env", [TASK, "cebm/Particle-v0"])
+def test_impossible_numbers_are_refused_with_a_sentence(env: Any, unchecked_shapes: None) -> None:
+    """Before anything is allocated: a million times a million episodes would end in a MemoryError."""
+    for episodes, words in {
+        0: "episodes must be at least 1, got 0",
+        999_999_999_999: "episodes must be at most 1,000,000, got 999,999,999,999",
+        2.5: "episodes must be a whole number, got 2.5",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            evaluate(heading("first"), env, episodes=episodes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="latency_calls must be at least 0, got -1"):
+        evaluate(heading("first"), env, episodes=1, latency_calls=-1)
+    with pytest.raises(ValueError, match="max_steps must be a whole number of at least 1, or None, got 0"):
+        evaluate(heading("first"), env, episodes=1, max_steps=0)
+    with pytest.raises(TypeError, match="a float is no task"):
+        evaluate(heading("first"), 3.0, episodes=1)
+
+
+def test_max_steps_cuts_episodes_short() -> None:
+    result = evaluate(heading("second"), TASK, episodes=3, seed=3, latency_calls=0, max_steps=4)
+    assert [row["length"] for row in result.rows] == [4, 4, 4] and result.successes == 0
+    longer = evaluate(heading("second"), TASK, episodes=3, seed=3, latency_calls=0, max_steps=400)
+    assert longer.rows == evaluate(heading("second"), TASK, episodes=3, seed=3, latency_calls=0).rows
 
 
 # -------------------------------------------------------------------------------------------- numbers and tables
@@ -242,6 +267,7 @@ def test_the_summary() -> None:
     summary = result.summary()
     assert list(summary)[:6] == ["episodes", "seed", "successes", "success", "success_low", "success_high"]
     wanted = {"length", "min_distance_first", "min_distance_second", "final_distance"}
+    wanted |= {f"{name}_se" for name in wanted}
     assert summary.keys() - set(list(summary)[:6]) == wanted | {"action_ms_p50", "action_ms_p99", "seconds"}
     assert summary["episodes"] == result.episodes == 12
     assert summary["successes"] == sum(row["success"] for row in result.rows)
@@ -250,6 +276,44 @@ def test_the_summary() -> None:
     assert summary["final_distance"] == pytest.approx(sum(row["final_distance"] for row in result.rows) / 12)
     assert 0 < summary["action_ms_p50"] <= summary["action_ms_p99"] < 1e3 * summary["seconds"]
     assert json.loads(json.dumps(summary)) == summary
+    for name in ("final_distance", "min_distance_first"):
+        values = np.array([row[name] for row in result.rows])
+        assert summary[name] == pytest.approx(values.mean(), rel=1e-12)
+        assert summary[f"{name}_se"] == pytest.approx(np.sqrt(np.var(values, ddof=1) / 12), rel=1e-12)
+    assert summary["length_se"] == 0
+
+
+def test_one_episode_has_no_standard_error() -> None:
+    summary = evaluate(heading("second"), TASK, episodes=1, seed=3, latency_calls=0).summary()
+    assert "final_distance" in summary and not [name for name in summary if name.endswith("_se")]
+
+
+def test_columns_that_are_not_numbers_everywhere_have_no_mean() -> None:
+    rows = [
+        {"episode": 0, "success": True, "a": 1, "word": "x", "gone": None, "flag": True, "wild": math.inf},
+        {"episode": 1, "success": True, "a": np.float32(3), "word": "y", "gone": 1.0, "flag": False, "wild": 1.0},
+    ]
+    rows.append({"episode": 2, "success": False, "a": 5, "flag": False, "wild": 2.0, "new": 1})
+    result = Evaluation(rows, 0, 1.0, 0.1, 0.1)
+    assert result.columns == ["episode", "success", "a", "word", "gone", "flag", "wild", "new"]
+    summary = result.summary()
+    assert summary["a"] == 3 and summary["flag"] == pytest.approx(1 / 3)
+    assert summary["wild"] == math.inf and math.isnan(summary["wild_se"])
+    assert not {"word", "gone", "new", "episode", "episode_se", "success_se"} & summary.keys()
+    assert summary["successes"] == 2
+
+
+def test_the_score_is_the_mean_of_the_metric() -> None:
+    rows = [{"episode": i, "success": None, "x": float(i), "part": None if i else 1.0} for i in range(4)]
+    result = Evaluation(rows, 0, 1.0, 0.1, 0.2)
+    assert result.score("x") == 1.5
+    with pytest.raises(ValueError, match="no column 'y' to score; they have episode, success, x, part"):
+        result.score("y")
+    for name in ("success", "part"):
+        with pytest.raises(ValueError, match=f"column '{name}' cannot score"):
+            result.score(name)
+    played = evaluate(heading("second"), TASK, episodes=8, seed=3, latency_calls=0)
+    assert played.score(TASK.metric) == played.summary()["success"]
 
 
 def test_without_latency_calls_there_are_no_times() -> None:
@@ -272,10 +336,96 @@ def test_the_csv_has_one_row_per_episode(tmp_path: Path) -> None:
 
 
 def test_an_unknown_success_is_none_and_left_out() -> None:
-    rows = [{"episode": i, "success": s, "length": 2, "return": float(i)} for i, s in enumerate([True, None])]
+    rows = [{"episode": i, "success": s, "length": 2, "return_sum": float(i)} for i, s in enumerate([True, None])]
     result = Evaluation(rows, 0, 1.0, 0.1, 0.2)
     assert result.successes is None
-    assert "success" not in result.summary() and result.summary()["return"] == 0.5
+    assert "success" not in result.summary() and result.summary()["return_sum"] == 0.5
+    assert Evaluation([{"x": 1.0}], 0, 1.0, 0.1, 0.2).successes is None
+
+
+def test_a_full_disk_leaves_the_old_table_and_no_debris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the bytes are to reach it, which is when `fsync` fails."""
+    target = tmp_path / "rows.csv"
+    old, new = (evaluate(heading("second"), TASK, episodes=n, seed=3, latency_calls=0) for n in (2, 5))
+    old.write_csv(target)
+    before = target.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr("os.fsync", full)
+        new.write_csv(target)
+    assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]
+    new.write_csv(target)
+    assert target.read_bytes().count(b"\n") == 6
+
+
+# -------------------------------------------------------------------------------------------- foreign policies
+
+
+class Stranger:
+    """A policy of somebody else: it keeps its own state, and has none of cebm's attributes."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def act(self, obs: np.ndarray) -> Any:
+        assert obs.dtype == np.float32
+        self.calls.append(obs.shape)
+        return obs[:, -2:].astype(np.float64)
+
+
+def test_a_foreign_policy_is_called_as_it_is() -> None:
+    policy = Stranger()
+    result = evaluate(policy, TASK, episodes=4, seed=3, latency_calls=2)
+    assert policy.calls == ["reset", *[(4, 8)] * 50, *["reset", (1, 8)] * 3]
+    assert result.rows == evaluate(heading("second"), TASK, episodes=4, seed=3, latency_calls=0).rows
+    assert 0 < result.action_ms_p50 <= result.action_ms_p99
+    again = evaluate(Stranger(), "cebm/Particle-v0", episodes=4, seed=3, latency_calls=0)
+    assert again.rows == evaluate(heading("second"), "cebm/Particle-v0", episodes=4, seed=3, latency_calls=0).rows
+
+
+def test_a_runner_is_such_a_policy() -> None:
+    runner = Runner(heading("second", history=2))
+    result = evaluate(runner, TASK, episodes=4, seed=5, latency_calls=1)
+    assert result.rows == evaluate(heading("second"), TASK, episodes=4, seed=5, latency_calls=0).rows
+
+
+def test_lists_and_tensors_are_actions_too() -> None:
+    for kind in (np.ndarray.tolist, torch.from_numpy):
+        policy = Stranger()
+        policy.act = lambda obs, kind=kind: kind(obs[:, -2:])  # type: ignore[method-assign,misc]
+        for env in (TASK, "cebm/Particle-v0"):
+            assert evaluate(policy, env, episodes=2, seed=3, latency_calls=0).rows == (
+                evaluate(heading("second"), env, episodes=2, seed=3, latency_calls=0).rows
+            )
+
+
+def test_what_is_no_policy_is_named() -> None:
+    with pytest.raises(TypeError, match=r"policy: a float has no act\(\) and no reset\(\)"):
+        evaluate(0.5, TASK, episodes=1)
+    with pytest.raises(TypeError, match=r"policy: a ParticleExpert has no reset\(\)"):
+        evaluate(ParticleExpert(TASK, 3, 1), TASK, episodes=1)
+    with pytest.raises(ValueError, match="candidates, warm_start: these are settings of cebm's policies, a Stranger"):
+        evaluate(Stranger(), TASK, episodes=1, warm_start=True, candidates=3)
+
+
+def test_the_device_is_asked_for_only_where_there_is_one(unchecked_shapes: None) -> None:
+    """A policy with a history and a horizon, and nothing else of cebm's, gets a Runner and its generator."""
+
+    class Small:
+        history, horizon = 2, 1
+
+        def act(self, obs: np.ndarray, *, previous: Any, generator: torch.Generator) -> np.ndarray:
+            assert obs.shape == (3, 16) and generator.initial_seed() == 3
+            return obs[:, -2:]
+
+    result = evaluate(Small(), TASK, episodes=3, seed=3, latency_calls=0)
+    assert result.rows == evaluate(heading("second"), TASK, episodes=3, seed=3, latency_calls=0).rows
 
 
 # -------------------------------------------------------------------------------------------- Gymnasium
@@ -323,6 +473,11 @@ def line() -> type[Line]:
     return Line
 
 
+def played(line: type[Line]) -> list[Line]:
+    """Those in which episodes ran; one more was made to read the spaces."""
+    return [env for env in line.made if env.seeds]
+
+
 def back(scale: float = 1.0) -> ExplicitPolicy:
     """The set-point is the observation itself, in actions of `scale`."""
     energy = SetPoint(2, "start")
@@ -331,13 +486,19 @@ def back(scale: float = 1.0) -> ExplicitPolicy:
 
 
 def test_the_registered_particle_gives_rows() -> None:
-    assert cebm.envs.ENV_ID == "cebm/Particle-v0"
+    assert cebm.tasks.ENV_ID == "cebm/Particle-v0"
     result = evaluate(heading("second"), "cebm/Particle-v0", episodes=4, seed=3, latency_calls=1)
     assert [row["episode"] for row in result.rows] == [0, 1, 2, 3]
     for row in result.rows:
-        assert row.keys() == {"episode", "success", "length", "return"}
-        assert row["length"] == 50 and isinstance(row["success"], bool)
-        assert row["return"] == float(row["success"])
+        told = {"success", "min_distance_first", "min_distance_second", "final_distance", "seed", "episode"}
+        returns = {"return_sum", "return_max", "return_last", "return_mean", "truncated_by_limit"}
+        infos = {f"info_{name}{end}" for name in told for end in ("", "_max")}
+        assert row.keys() == {"episode", "success", "length"} | returns | infos
+        assert row["length"] == 50 and isinstance(row["success"], bool) and row["truncated_by_limit"] is False
+        assert row["return_sum"] == row["return_max"] == row["return_last"] == float(row["success"])
+        assert row["return_mean"] == row["return_sum"] / 50
+        assert row["info_success"] == float(row["success"])
+        assert row["info_min_distance_first"] <= row["info_min_distance_first_max"]
     assert result.summary()["success"] == result.successes / 4
 
 
@@ -346,7 +507,7 @@ def test_a_function_that_makes_an_environment() -> None:
     easy = ParticleTask(2, goal_distance=2.0, steps=7)
     result = evaluate(heading("second", easy), lambda: ParticleEnv(easy), episodes=3, seed=3, latency_calls=0)
     assert result.successes == 3
-    assert all(row["length"] == 7 and row["return"] == 1.0 for row in result.rows)
+    assert all(row["length"] == 7 and row["return_sum"] == 1.0 for row in result.rows)
 
 
 def test_gymnasium_and_batched_dynamics_agree() -> None:
@@ -368,23 +529,23 @@ def test_gymnasium_and_batched_dynamics_agree() -> None:
 def test_episodes_of_different_lengths(line: type[Line]) -> None:
     """Each is as long as its seed says and is stepped no more after its end, by termination or truncation."""
     result = evaluate(back(), line, episodes=20, seed=1, latency_calls=1)
-    assert len(line.made) == 20 and all(env.closed for env in line.made)
-    assert [row["length"] for row in result.rows] == [env.length for env in line.made]
+    assert len(played(line)) == 20 and len(line.made) == 21 and all(env.closed for env in line.made)
+    assert [row["length"] for row in result.rows] == [env.length for env in played(line)]
     assert len({row["length"] for row in result.rows}) > 1
-    assert all(row["return"] == 0.5 * row["length"] for row in result.rows)
+    assert all(row["return_sum"] == 0.5 * row["length"] for row in result.rows)
 
 
 def test_without_word_of_success_there_is_none(line: type[Line]) -> None:
     result = evaluate(back(), line, episodes=3, seed=1, latency_calls=0)
     assert result.successes is None and all(row["success"] is None for row in result.rows)
     assert result.summary().keys() & {"success", "successes", "success_low"} == set()
-    assert result.summary()["return"] > 0
+    assert result.summary()["return_sum"] > 0
 
 
 @pytest.mark.parametrize("tells", ["success", "is_success"])
 def test_success_is_what_the_last_step_says(tells: str, line: type[Line]) -> None:
     result = evaluate(back(), lambda: line(tells), episodes=20, seed=1, latency_calls=0)
-    assert [row["success"] for row in result.rows] == [env.length > 4 for env in line.made]
+    assert [row["success"] for row in result.rows] == [env.length > 4 for env in played(line)]
     assert all(type(row["success"]) is bool for row in result.rows)
 
 
@@ -400,7 +561,7 @@ def test_seeds_of_episodes(line: type[Line]) -> None:
     few, many, again, other = (
         evaluate(back(), line, episodes=n, seed=s, latency_calls=0).rows for n, s in ((3, 7), (9, 7), (9, 7), (9, 8))
     )
-    seeds = [env.seeds[0] for env in line.made]
+    seeds = [env.seeds[0] for env in played(line)]
     assert many[:3] == few and many == again
     assert seeds[3:12] == seeds[12:21] and seeds[:3] == seeds[3:6]
     assert not set(seeds[12:21]) & set(seeds[21:]) and len(set(seeds[21:])) == 9
@@ -410,7 +571,7 @@ def test_seeds_of_episodes(line: type[Line]) -> None:
 def test_environments_are_closed_after_an_error(line: type[Line]) -> None:
     with pytest.raises(ValueError, match="env has 2 observation and 2 action dimensions, the policy 8 and 2"):
         evaluate(heading("first"), line, episodes=2)
-    assert len(line.made) == 2 and all(env.closed for env in line.made)
+    assert len(line.made) == 1 and all(env.closed for env in line.made)
 
 
 def test_spaces_that_do_not_fit_are_named(line: type[Line]) -> None:

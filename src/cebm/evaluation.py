@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -107,7 +108,7 @@ class Evaluation:
 
 def evaluate(
     policy: Any,
-    task: Task | str | Any | Callable[[], Any],
+    task: Task | str | gymnasium.Env | Callable[[], gymnasium.Env],
     *,
     episodes: int = 100,
     seed: int = TEST_SEED,

@@ -179,7 +179,7 @@ class Gym(GymnasiumTask):
                 likely = name.split("/")[0] if "/" in name else "package"
                 advice = f"import the package that registers it, or name it before a colon, as in '{likely}:{name}'"
             raise ValueError(f"env {self.env!r} is not registered in Gymnasium: {advice}. {error}") from error
-        except gymnasium.error.Error as error:
+        except (gymnasium.error.Error, ImportError) as error:
             raise ValueError(f"env {self.env!r} cannot be made: {error}") from error
 
 

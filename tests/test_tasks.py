@@ -1,10 +1,13 @@
-"""The particle task: dynamics, success rule, expert, and that the single and the batched form agree."""
+"""The particle task: dynamics, success rule, expert, that the single and the batched form agree, and the contract of
+a task. Gymnasium environments as tasks are in test_tasks_gym.py."""
 
+import json
 import subprocess
 import sys
 import time
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -14,14 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cebm.demonstrations import Demonstrations
-from cebm.envs import (
+from cebm.tasks import (
     ENV_ID,
+    TEST_SEED,
+    Actor,
     BatchedParticle,
+    Gym,
     ParticleEnv,
     ParticleExpert,
     ParticleOutcome,
     ParticleTask,
+    RollOut,
+    Task,
+    TaskError,
+    as_task,
     collect_particle,
+    task_of,
 )
 
 SEED = int(np.random.SeedSequence().entropy) % 2**31  # no test depends on a chosen one
@@ -57,7 +68,7 @@ def test_passes_gymnasiums_checker_without_a_warning(dim: int, settings: dict[st
 def test_gymnasium_finds_it_by_module_and_cebm_alone_imports_neither_torch_nor_gymnasium() -> None:
     code = (
         "import sys, cebm; assert not {'gymnasium', 'torch'} & set(sys.modules)\n"
-        "import gymnasium; env = gymnasium.make('cebm.envs:cebm/Particle-v0', dim=3)\n"
+        "import gymnasium; env = gymnasium.make('cebm.tasks:cebm/Particle-v0', dim=3)\n"
         "assert env.action_space.shape == (3,) and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -102,13 +113,16 @@ def test_reset_without_a_seed_goes_to_the_next_episode() -> None:
         env.reset(options={"where": 0})
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named(unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match="render_mode"):
         ParticleEnv(render_mode="ansi")
     with pytest.raises(TypeError, match="dimension"):
         ParticleEnv(dimension=3)
     for name, value in {"dim": 0, "steps": 0, "inner_steps": 0, "wait": -1, "dt": 0.0, "goal_distance": -1.0}.items():
         with pytest.raises(ValueError, match=f"{name} is"):
+            ParticleTask(**{name: value})  # type: ignore[arg-type]
+    for name, value in {"dt": "fast", "velocity_gain": True, "hide_velocity": "no", "random_order": 1}.items():
+        with pytest.raises(ValueError, match=f"{name} is {value!r}"):
             ParticleTask(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unstable"):
         ParticleTask(dt=1.0)
@@ -353,6 +367,161 @@ def test_collected_demonstrations_replay_and_rebuild_their_task() -> None:
     assert data.metadata["expert_successes"] == env.outcome().success.sum()
     again: Demonstrations = collect_particle(task, 4, SEED)
     np.testing.assert_array_equal(again.obs, data.obs[: 4 * 45])
+
+
+# The contract of a task
+
+
+class Follow:
+    """An actor that heads for the first goal until `switch`, then for the second; counts its calls."""
+
+    def __init__(self, dim: int, switch: int = 25) -> None:
+        self.dim, self.switch, self.resets, self.steps = dim, switch, 0, 0
+
+    def reset(self) -> None:
+        self.resets, self.steps = self.resets + 1, 0
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        self.steps += 1
+        return obs[:, -2 * self.dim : -self.dim] if self.steps <= self.switch else obs[:, -self.dim :]
+
+
+def test_the_particle_is_a_task() -> None:
+    task = ParticleTask(dim=3, hide_velocity=True)
+    assert isinstance(task, Task) and as_task(task) is task
+    assert (task.name, task.metric, task.sizes) == ("3-D particle task", "success", (9, 3))
+    assert [limit.tolist() for limit in task.limits] == [[0.0] * 3, [1.0] * 3]
+    task.check_policy(9, 3)
+    sizes = "3-D particle task: env has 9 observation and 3 action dimensions, the policy 12 and 3"
+    with pytest.raises(ValueError, match=sizes):
+        task.check_policy(12, 3)
+    # Headers of demonstrations and runs hold these; a new name is a new format.
+    dynamics = ["dim", "steps", "inner_steps", "dt", "position_gain", "velocity_gain", "goal_distance"]
+    assert list(asdict(task)) == [*dynamics, "hide_velocity", "random_order", "switch_distance", "wait"]
+
+
+def test_the_particles_roll_out_and_demonstrations() -> None:
+    task, actor = ParticleTask(dim=2), Follow(2)
+    played = task.roll_out(actor, 6, SEED)
+    assert actor.resets == 1 and actor.steps == 50 and isinstance(actor, Actor)
+    env, again = BatchedParticle(task), Follow(2)
+    obs = env.reset(SEED, 6)
+    while not env.done:
+        obs = env.step(again.act(obs))
+    np.testing.assert_array_equal(played.last_obs, obs)
+    outcome = env.outcome()
+    for i, row in enumerate(played.rows):
+        assert list(row.items())[:3] == [("episode", i), ("success", bool(outcome.success[i])), ("length", 50)]
+        assert row["final_distance"] == outcome.final_distance[i]
+    short = task.roll_out(actor, 2, SEED, max_steps=3)
+    assert [(row["length"], row["success"]) for row in short.rows] == [(3, False)] * 2
+    own, direct = task.demonstrations(3, SEED), collect_particle(task, 3, SEED)
+    np.testing.assert_array_equal(own.obs, direct.obs)
+    assert own.metadata == direct.metadata
+    for wrong in (task.demonstrations, lambda episodes, seed: task.roll_out(actor, episodes, seed)):
+        with pytest.raises(ValueError, match="episodes must be at most 1,000,000, got 2,000,000"):
+            wrong(2_000_000, 0)
+
+
+def test_a_task_of_ones_own_needs_a_metric_and_a_roll_out() -> None:
+    @dataclass(frozen=True)
+    class Coin(Task):
+        """Guess a coin; knows no sizes, no limits, no expert and no picture."""
+
+        bias: float = 0.5
+        metric: str = "right"
+
+        def roll_out(self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None) -> RollOut:
+            actor.reset()
+            coins = np.random.default_rng(seed).random(episodes) < self.bias
+            guesses = actor.act(np.zeros((episodes, 2), np.float32))[:, 0] > 0
+            rows: list[dict[str, Any]] = [
+                {"episode": i, "right": bool(coins[i] == guesses[i])} for i in range(episodes)
+            ]
+            return RollOut(rows, np.zeros((episodes, 2), np.float32))
+
+    task = Coin()
+    assert (task.name, task.limits, task.sizes, task.scene(Follow(1), 2)) == ("Coin", None, None, None)
+    task.check_policy(17, 4)
+    with pytest.raises(TaskError, match="Coin has no expert"):
+        task.demonstrations(1, 0)
+    assert len(task.roll_out(Follow(1), 5, 0).rows) == 5
+    with pytest.raises(TypeError, match="metric"):
+        type("Bare", (Task,), {"roll_out": Coin.roll_out})()
+
+
+@pytest.mark.parametrize("task", [ParticleTask(1, steps=60), ParticleTask(2), ParticleTask(5, random_order=True)])
+def test_the_scene_is_plain_data_about_the_held_out_episodes(task: ParticleTask) -> None:
+    actor, n = Follow(task.dim), 8
+    scene = task.scene(actor, n)
+    assert actor.resets == 1 and json.loads(json.dumps(scene)).keys() == scene.keys()
+    rows = task.roll_out(actor, n, TEST_SEED).rows
+    assert [each["success"] for each in scene["episodes"]] == [row["success"] for row in rows]
+    assert scene["successes"] == sum(bool(row["success"]) for row in rows) > 0 and scene["expert_successes"] == n
+    assert scene["episodes"][scene["shown"]]["success"] and (scene["steps"], scene["dim"]) == (task.steps, task.dim)
+    for each, row in zip(scene["episodes"], rows, strict=True):
+        assert np.shape(each["policy"]) == np.shape(each["expert"]) == (task.steps + 1, 2)
+        assert np.shape(each["aims"]) == np.shape(each["expert_aims"]) == (task.steps, 2)
+        nearest = np.min(each["distances"], axis=0)
+        assert nearest == pytest.approx([row["min_distance_first"], row["min_distance_second"]], abs=1e-4)
+        assert each["success"] == (each["remark"] == "success")
+    assert "Success: within 0.05 of both goals" in scene["note"]
+    assert ("first two of 5 dimensions" in scene["note"]) == (task.dim == 5)
+
+
+def test_the_moments_of_a_scene_carry_their_past() -> None:
+    task = ParticleTask(2)
+    scene = task.scene(Follow(2), 4)
+    moments = scene["moments"]
+    assert [moment["title"].split(": ")[1] for moment in moments][::3] == ["start", "end"] and len(moments) == 4
+    env, actor = BatchedParticle(task), Follow(2)
+    obs, seen = env.reset(TEST_SEED, 4), []
+    while not env.done:
+        seen.append(obs[scene["shown"]])
+        obs = env.step(actor.act(obs))
+    for moment in moments:
+        step = moment["step"]
+        np.testing.assert_array_equal(np.array(moment["obs"], np.float32), seen[: step + 1])
+        kinds, places, radii = zip(*moment["marks"], strict=True)
+        assert kinds == ("goal 1", "goal 2", "agent") and radii == (0.05, 0.05, 0.0)
+        assert places[2] == pytest.approx(seen[step][:2].tolist(), abs=1e-6)
+
+
+def test_a_scene_of_failures_shows_the_first_episode() -> None:
+    scene = ParticleTask(8).scene(Follow(8, switch=99), 3)
+    assert scene["successes"] == 0 and scene["shown"] == 0
+    assert all(each["remark"].startswith("missed goal 2 by") for each in scene["episodes"])
+
+
+def test_the_header_of_demonstrations_names_the_task(unchecked_shapes: None) -> None:
+    task = ParticleTask(dim=3, steps=45, wait=1, random_order=True)
+    assert task_of(collect_particle(task, 2, SEED).metadata) == task
+    assert task_of({}) is None and task_of({"env": "Pendulum-v1", "task": "swing up"}) is None
+    assert task_of({"env": ENV_ID, "task": {}}) == ParticleTask()
+    for wrong, words in {
+        "missing": "names cebm/Particle-v0, but the settings under 'task' are missing",
+        "words": "'task' is 'reach', expected the settings",
+        "unknown": "'task' has unknown settings colour, size; cebm/Particle-v0 has dim, steps",
+        "value": "'task' is wrong: ParticleTask: dim is 0",
+        "kind": "'task' is wrong: ParticleTask: dt is 'fast'",
+    }.items():
+        settings: Any = {
+            "words": "reach",
+            "unknown": {"size": 1, "colour": 2},
+            "value": {"dim": 0},
+            "kind": {"dt": "fast"},
+        }
+        header = {"env": ENV_ID} | ({"task": settings[wrong]} if wrong in settings else {})
+        with pytest.raises(ValueError, match=f"header.*{words}") as caught:
+            task_of(header)
+        assert type(caught.value) is ValueError
+
+
+def test_what_is_no_task_is_named(unchecked_shapes: None) -> None:
+    assert as_task("Pendulum-v1") == Gym("Pendulum-v1")
+    for wrong in (3, None, [ParticleTask()]):
+        with pytest.raises(TypeError, match=f"a {type(wrong).__name__} is no task: give a cebm.tasks.Task"):
+            as_task(wrong)  # type: ignore[arg-type]
 
 
 # Pictures
