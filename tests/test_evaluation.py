@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 import cebm.tasks
-from cebm.energy import Actions, Context, Energies, Obs
+from cebm.acting import Direct, Search
+from cebm.energies import EnergyModel
+from cebm.energies.base import Actions, Context, Energies, Obs
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, Evaluation, evaluate, wilson_interval
-from cebm.explicit import ExplicitEnergy
-from cebm.policy import ExplicitPolicy, ImplicitPolicy, Policy, Runner
-from cebm.spaces import Box
+from cebm.policy import EnergyPolicy, Policy, Runner
+from cebm.spaces import Box, Specification
 from cebm.tasks.particle import BatchedParticle, ParticleEnv, ParticleExpert, ParticleTask
 
 TASK = ParticleTask(dim=2)
 
 
-class SetPoint(ExplicitEnergy):
+class SetPoint(EnergyModel):
     """E = ½‖y − target(x)‖²: heads for the first goal, the second, or stays. No weights, no randomness."""
 
     def __init__(self, dim: int, target: str, velocity: bool = True, history: int = 1) -> None:
@@ -45,39 +46,37 @@ class SetPoint(ExplicitEnergy):
     def best(self, context: Context) -> Tensor:
         return context
 
-    def draw(self, context: Context, n: int, generator: torch.Generator) -> Actions:
-        return context.unsqueeze(1).expand(-1, n, -1).clone()
-
 
 def identity(dim: int) -> Box:
     return Box(torch.zeros(dim), torch.ones(dim))
 
 
-def heading(target: str, task: ParticleTask = TASK, history: int = 1) -> ExplicitPolicy:
+def heading(target: str, task: ParticleTask = TASK, history: int = 1) -> EnergyPolicy:
     energy = SetPoint(task.dim, target, not task.hide_velocity, history)
-    return ExplicitPolicy(energy, identity(energy.obs_dim), identity(task.dim), history=history)
+    spec = Specification.flat(energy.obs_dim // history, task.dim, history)
+    return EnergyPolicy(energy, identity(energy.obs_dim), identity(task.dim), Direct(), spec)
 
 
-def searching(target: str) -> ImplicitPolicy:
+def searching(target: str) -> EnergyPolicy:
     """The same, found by a search: ten steps leave Π(1 − λ/2) = 0.12 of the distance to the nearest candidate."""
-    return ImplicitPolicy(SetPoint(2, target), identity(8), identity(2), candidates=64)
+    return EnergyPolicy(SetPoint(2, target), identity(8), identity(2), Search(candidates=64))
 
 
-class FollowExpert(Policy):
+class FollowExpert:
     """The scripted expert behind a policy's interface; it remembers, so one object serves one evaluation."""
 
-    def propose(self, obs: Any, **options: Any) -> Any:
-        raise AssertionError("roll-outs call act alone")
+    def __init__(self, expert: ParticleExpert) -> None:
+        self.expert = expert
 
-    def act(self, obs: Any, **options: Any) -> Any:
+    def reset(self) -> None:
+        """The expert has just been made."""
+
+    def act(self, obs: Any) -> Any:
         return self.expert.act(obs)
 
 
 def follow_expert(task: ParticleTask, seed: int, episodes: int) -> FollowExpert:
-    energy = SetPoint(task.dim, "first", not task.hide_velocity)
-    policy = FollowExpert(energy, identity(energy.obs_dim), identity(task.dim))
-    object.__setattr__(policy, "expert", ParticleExpert(task, seed, episodes))
-    return policy
+    return FollowExpert(ParticleExpert(task, seed, episodes))
 
 
 # -------------------------------------------------------------------------------------------- the interval
@@ -410,7 +409,7 @@ def test_what_is_no_policy_is_named() -> None:
         evaluate(0.5, TASK, episodes=1)
     with pytest.raises(TypeError, match=r"policy: a ParticleExpert has no reset\(\)"):
         evaluate(ParticleExpert(TASK, 3, 1), TASK, episodes=1)
-    with pytest.raises(ValueError, match="candidates, warm_start: these are settings of cebm's policies, a Stranger"):
+    with pytest.raises(ValueError, match="Stranger.act does not take candidates, previous"):
         evaluate(Stranger(), TASK, episodes=1, warm_start=True, candidates=3)
 
 
@@ -420,7 +419,10 @@ def test_the_device_is_asked_for_only_where_there_is_one(unchecked_shapes: None)
     class Small:
         history, horizon = 2, 1
 
-        def act(self, obs: np.ndarray, *, previous: Any, generator: torch.Generator) -> np.ndarray:
+        def reset(self) -> None:
+            """It keeps no state."""
+
+        def act(self, obs: np.ndarray, *, generator: torch.Generator) -> np.ndarray:
             assert obs.shape == (3, 16) and generator.initial_seed() == 3
             return obs[:, -2:]
 
@@ -478,11 +480,12 @@ def played(line: type[Line]) -> list[Line]:
     return [env for env in line.made if env.seeds]
 
 
-def back(scale: float = 1.0) -> ExplicitPolicy:
+def back(scale: float = 1.0) -> EnergyPolicy:
     """The set-point is the observation itself, in actions of `scale`."""
     energy = SetPoint(2, "start")
     energy.obs_dim = 2
-    return ExplicitPolicy(energy, Box(torch.zeros(2), torch.ones(2)), Box(torch.zeros(2), torch.full((2,), scale)))
+    units = Box(torch.zeros(2), torch.ones(2)), Box(torch.zeros(2), torch.full((2,), scale))
+    return EnergyPolicy(energy, *units, Direct())
 
 
 def test_the_registered_particle_gives_rows() -> None:

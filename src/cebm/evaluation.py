@@ -141,19 +141,13 @@ def evaluate(
 
 
 def actor_of(policy: Any, seed: int, **runner: Any) -> Actor:
-    """What steps `policy` through episodes. A policy that declares its `history` and `horizon` is one of cebm's, keeps
-    no state and takes a generator: it gets a `Runner`. Any other is called as it is, and keeps its own state."""
-    if all(hasattr(policy, name) for name in ("history", "horizon", "act")):
-        generator = torch.Generator(getattr(policy, "device", "cpu")).manual_seed(seed)
-        return Runner(policy, generator=generator, **runner)
+    """What steps `policy` through episodes: a `Runner`, which gives a policy of ours its history, chunks and generator
+    and calls any other as it is."""
     missing = [name for name in ("act", "reset") if not callable(getattr(policy, name, None))]
     if missing:
         raise TypeError(f"policy: a {type(policy).__name__} has no {' and no '.join(f'{name}()' for name in missing)}")
-    if runner:
-        raise ValueError(
-            f"{', '.join(sorted(runner))}: these are settings of cebm's policies, a {type(policy).__name__} takes none"
-        )
-    return policy
+    generator = torch.Generator(getattr(policy, "device", "cpu")).manual_seed(seed)
+    return Runner(policy, generator=generator, **runner)
 
 
 def _sizes(policy: Any) -> tuple[int, int] | None:

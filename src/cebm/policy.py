@@ -453,10 +453,10 @@ class Runner:
         **effort: Any,
     ) -> None:
         self.policy, self.warm_start = policy, warm_start
-        self.history, self.horizon = getattr(policy, "history", 1), getattr(policy, "horizon", 1)
-        self.execute = self.horizon if execute is None else execute
-        if not 1 <= self.execute <= self.horizon:
-            raise ValueError(f"execute must be between 1 and the policy's horizon {self.horizon}, got {execute}")
+        self._history, self._horizon = getattr(policy, "history", 1), getattr(policy, "horizon", 1)
+        self.execute = self._horizon if execute is None else execute
+        if not 1 <= self.execute <= self._horizon:
+            raise ValueError(f"execute must be between 1 and the policy's horizon {self._horizon}, got {execute}")
         known = inspect.signature(policy.act).parameters
         anything = any(each.kind is each.VAR_KEYWORD for each in known.values())
         unknown = [name for name in effort if name not in known and not anything]
@@ -467,11 +467,14 @@ class Runner:
         self.effort = effort
         if generator is not None and ("generator" in known or anything):
             self.effort = {**effort, "generator": generator}
-        self.reset()
+        self._forget()
 
     def reset(self) -> None:
         """Forget: a new batch of episodes begins."""
         self.policy.reset()
+        self._forget()
+
+    def _forget(self) -> None:
         self._seen: list[np.ndarray] = []
         self._chunk: list[np.ndarray] = []
         self._last: np.ndarray | None = None
@@ -491,11 +494,11 @@ class Runner:
         if seen.dtype.kind == "f" and not np.isfinite(seen).all():
             row, column = np.argwhere(~np.isfinite(seen))[0]
             raise ValueError(f"obs has NaN or infinite values: row {row}, dimension {column}")
-        past = ([seen] * self.history if not self._seen else [*self._seen, seen])[-self.history :]
+        past = ([seen] * self._history if not self._seen else [*self._seen, seen])[-self._history :]
         if not self._chunk:
             before = {"previous": self._last} if self.warm_start and self._last is not None else {}
             chunk = np.asarray(self.policy.act(np.concatenate(past, 1), **before, **self.effort))
-            actions = np.split(chunk, self.horizon, axis=1)
+            actions = np.split(chunk, self._horizon, axis=1)
             self._chunk = [action.copy() for action in actions[: self.execute]]
             # What is left of the plan, held at its end, is where the next search starts.
             self._last = np.concatenate([*actions[self.execute :], *[actions[-1]] * self.execute], axis=1)
