@@ -3,9 +3,13 @@
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,108 +17,26 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from cebm.envs.particle import ParticleTask
-from cebm.policy import Network
-from cebm.samplers import MALA, Constant, DerivativeFree, Exponential, Langevin, Polynomial
-from cebm.storage import StorageError, from_json, load_bundle, save_bundle, take, to_json, write_atomically
-from cebm.training import JOB_CLASSES, Job
-from cebm.trials import TRIALS, Trial
-
-SETTINGS: dict[str, Any] = {
-    "langevin, constant": Langevin("correct", 7, Constant(0.03), step_clip=None, margin=None),
-    "langevin, polynomial": Langevin("ibc", 12, Polynomial(0.7, 1e-5, 3.0), 0.1, 0.125, "half-range", 0.2),
-    "langevin, exponential": Langevin("ibc", schedule=Exponential(0.2, 0.9), noise=1 / 3),
-    "mala": MALA(11, 0.1 + 0.2, 3, 0.6, None),
-    "derivative-free": DerivativeFree(5, 0.1, 0.7, 2.0, 0.0, True),
-    "network": Network("residual", 17, 3, 0.1, "torch", True, 5),
-    "trial": replace(TRIALS["dfo"], network=Network(width=8), ema=0.9, history=2, horizon=3),
-    "task": ParticleTask(3, 70, hide_velocity=True, random_order=True, wait=4, dt=0.004),
-    "job": Job("mine", TRIALS["mdn"], ParticleTask(1), None, 7, 11, 13),
-    **{f"trial {name}": trial for name, trial in TRIALS.items()},
-}
-
-
-# -------------------------------------------------------------------------------------------- settings as JSON
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_survive_json(name: str) -> None:
-    """Through text, and with equal types: 1 and 1.0 are equal but not the same."""
-    value = SETTINGS[name]
-    read = from_json(json.loads(json.dumps(to_json(value))), JOB_CLASSES)
-    assert read == value and type(read) is type(value)
-    for field in fields(value):
-        assert type(getattr(read, field.name)) is type(getattr(value, field.name))
-
-
-@pytest.mark.parametrize("cls", JOB_CLASSES)
-def test_a_changed_field_is_not_lost(cls: type) -> None:
-    """Every field of every class makes it to the text: changing any changes the text."""
-    example = next(value for value in map(_example_of(cls), SETTINGS.values()) if value is not None)
-    written = to_json(example)
-    assert written.keys() == {"type", *(field.name for field in fields(cls))}
-
-
-def _example_of(cls: type) -> Callable[[Any], Any]:
-    """Finds an instance inside a value."""
-
-    def search(value: Any) -> Any:
-        if isinstance(value, cls):
-            return value
-        for field in fields(value) if hasattr(value, "__dataclass_fields__") else ():
-            found = search(getattr(value, field.name))
-            if found is not None:
-                return found
-        return None
-
-    return search
-
-
-def test_tuples_come_back_as_tuples_and_dictionaries_as_dictionaries() -> None:
-    value = {"a": (1, (2.5, None)), "b": {"c": True, "d": "x", "e": (Constant(0.5),)}}
-    assert from_json(json.loads(json.dumps(to_json(value))), [Constant]) == value
-
-
-@pytest.mark.parametrize(
-    "value, message",
-    [
-        (torch.zeros(1), "Tensor cannot be saved"),
-        (Langevin(schedule=lambda k, n: 0.1), "function cannot be saved"),
-        ({"a": object()}, "object cannot be saved"),
-        (Langevin, "type cannot be saved"),
-    ],
+from cebm.settings import StorageError as OneStorageError
+from cebm.storage import (
+    HEADER_BYTES,
+    LockedError,
+    StorageError,
+    load_bundle,
+    load_header,
+    locked,
+    read_document,
+    read_rows,
+    row_line,
+    save_bundle,
+    take,
+    tensor_shapes,
+    write_atomically,
+    write_document,
 )
-def test_what_is_no_plain_value_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        to_json(value)
 
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"width": None}, r"here: Network: missing \['width'\], unknown \[\]"),
-        ({"height": 3}, r"here: Network: missing \[\], unknown \['height'\]"),
-        ({"width": None, "height": 3}, r"here: Network: missing \['width'\], unknown \['height'\]"),
-        ({"type": "Netwerk"}, "here: unknown type 'Netwerk'; this version knows Network, Trial"),
-    ],
-)
-def test_missing_and_unknown_fields_are_named(change: dict[str, Any], message: str) -> None:
-    data = to_json(Network()) | change
-    data = {key: value for key, value in data.items() if value is not None}
-    with pytest.raises(StorageError, match=message):
-        from_json(data, [Trial, Network], "here")
-
-
-def test_an_inner_object_is_checked_too() -> None:
-    data = to_json(Langevin("ibc", schedule=Constant(0.1)))
-    del data["schedule"]["value"]
-    with pytest.raises(StorageError, match=r"here: Constant: missing \['value'\]"):
-        from_json(data, [Langevin, Constant], "here")
-
-
-def test_a_value_that_its_class_refuses_is_named() -> None:
-    with pytest.raises(StorageError, match="here: Langevin: noise must be at least 0"):
-        from_json(to_json(Langevin("ibc")) | {"noise": -1.0}, [Langevin, Polynomial], "here")
+fork = multiprocessing.get_context("fork")
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def test_take_names_the_place() -> None:
@@ -257,7 +179,13 @@ def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("changes", [{"tensors": 5}, {"tensors": ["a"]}, {"version": "1"}, {"version": 1.5}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"tensors": 5}, {"tensors": ["a"]}, {"version": "1"}, {"version": 1.5}, {"version": True}),
+        *({"tensors": "a\0b"}, {"tensors": "\ud800"}, {"tensors": "a" * 10_000}, {"tensors": "header.json"}),
+    ],
+)
 def test_a_header_that_makes_no_sense_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path)
     rewrite_header(tmp_path, **changes)
@@ -401,3 +329,440 @@ def test_an_interrupted_write_leaves_the_file(tmp_path: Path, monkeypatch: pytes
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = fork.Process(target=int)
+    process.start()
+    process.join()
+    assert process.pid is not None
+    return process.pid
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path: Path, gone: int) -> None:
+    """Of the same path, and of processes that are gone; nothing else."""
+    path = tmp_path / "run.json"
+    left = [f".run.json.{gone}.tmp", f".run.json.{2**70}.tmp", ".run.json.0.tmp"]
+    kept = [f".run.json.{os.getppid()}.tmp", ".run.json.tmp", f".other.json.{gone}.tmp", f".runxjson.{gone}.tmp"]
+    for name in [*left, *kept]:
+        (tmp_path / name).write_bytes(b"half")
+    write_atomically(path, b"new")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"run.json", *kept}
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_save(tmp_path: Path, gone: int) -> None:
+    """The tensor file of another save has another name."""
+    write(tmp_path, 1.0)
+    for name in (f".tensors-0123456789ab.safetensors.{gone}.tmp", f".header.json.{gone}.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "tensors-0123456789ab.safetensors").write_bytes(b"the header never came")
+    write(tmp_path, 2.0)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"header.json", tensor_file(tmp_path).name}
+
+
+# -------------------------------------------------------------------------------------------- bundles: damage
+
+
+def damaged(content: bytes, generator: torch.Generator) -> bytes:
+    """One bit flipped, or cut short."""
+    place = int(torch.randint(len(content), (), generator=generator))
+    if torch.rand((), generator=generator) < 0.3:
+        return content[:place]
+    bit = int(torch.randint(8, (), generator=generator))
+    return content[:place] + bytes([content[place] ^ (1 << bit)]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("checksums_fit", [False, True])
+def test_damage_anywhere_is_refused_or_without_effect(
+    checksums_fit: bool, tmp_path: Path, generator: torch.Generator
+) -> None:
+    """300 damaged bundles. Where the checksums are made to fit again, the content may be another, but it is read or
+    refused, and its shapes are those that were announced."""
+    write(tmp_path)
+    header_path, tensor_path = tmp_path / "header.json", tensor_file(tmp_path)
+    whole = {path: path.read_bytes() for path in (header_path, tensor_path)}
+    header, tensors = read(tmp_path)
+    for k in range(300):
+        path = (header_path, tensor_path)[k % 2]
+        path.write_bytes(damaged(whole[path], generator))
+        if checksums_fit:
+            with suppress(ValueError, AttributeError, TypeError):  # a header that is no JSON object stays as it is
+                rewrite_header(tmp_path, sha256=hashlib.sha256(tensor_path.read_bytes()).hexdigest())
+        try:
+            found, loaded = read(tmp_path)
+        except StorageError as error:
+            assert str(tmp_path) in str(error)
+        else:
+            if checksums_fit:
+                assert tensor_shapes(tmp_path, found) == {name: tuple(t.shape) for name, t in loaded.items()}
+            else:
+                assert found == header and all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+        for path, content in whole.items():
+            path.write_bytes(content)
+
+
+def test_deep_and_long_headers_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "header.json"
+    for nested in ("[" * 100_000, "[" * 500 + "]" * 500, '{"a":' * 100_000, '{"a":' * 200 + "1" + "}" * 200):
+        path.write_text('{"format": "test.bundle", "nested": ' + nested + "}")
+        with pytest.raises(StorageError, match=r"header\.json: (damaged, nested too deeply|nested deeper than 100)"):
+            read(tmp_path)
+    path.write_bytes(b" " * (HEADER_BYTES + 1))
+    with pytest.raises(StorageError, match=r"header\.json: damaged, longer than 16 MB"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["format", "version", "tensors", "sha256", "header_sha256"])
+def test_a_header_may_not_take_a_key_of_the_bundle(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"header: the key '{key}' belongs to the bundle"):
+        save_bundle(tmp_path, "test.bundle", 3, {key: 1}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_header_whose_keys_are_numbers_comes_back(tmp_path: Path) -> None:
+    """JSON makes strings of them, whose order is another."""
+    save_bundle(tmp_path, "test.bundle", 3, {"table": {2: "a", 10: "b"}}, {})
+    assert read(tmp_path)[0]["table"] == {"2": "a", "10": "b"}
+
+
+def test_the_shapes_are_known_without_the_tensors(tmp_path: Path) -> None:
+    shapes = {"a": (3, 0, 2), "scalar": (), "b": (5,)}
+    save_bundle(tmp_path, "test.bundle", 3, {"x": 1}, {name: torch.zeros(shape) for name, shape in shapes.items()})
+    header = load_header(tmp_path, "test.bundle", 3)
+    assert header["x"] == 1 and header == read(tmp_path)[0]
+    assert tensor_shapes(tmp_path, header) == shapes
+    path = tensor_file(tmp_path)
+    for content in (b"", b"x", b"\xff" * 100, path.read_bytes()[:20]):
+        path.write_bytes(content)
+        with pytest.raises(StorageError, match=path.name):
+            tensor_shapes(tmp_path, header)
+    path.unlink()
+    with pytest.raises(StorageError, match=f"{path.name}: No such file"):
+        tensor_shapes(tmp_path, header)
+    assert load_header(tmp_path, "test.bundle", 3) == header, "the header alone does not need the tensors"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("**/header.json")), ids=lambda path: str(path.parent.name))
+def test_bundles_of_earlier_versions_load(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    header, tensors = load_bundle(path.parent, stored["format"], stored["version"])
+    assert header == stored and tensors
+    assert tensor_shapes(path.parent, header) == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+# -------------------------------------------------------------------------------------------- bundles: two at a time
+
+
+def test_there_is_one_storage_error() -> None:
+    assert StorageError is OneStorageError
+
+
+@contextmanager
+def processes(target: Callable[..., None], count: int, *args: Any) -> Iterator[None]:
+    """Runs until the block ends; then each must have ended well."""
+    stop = fork.Event()
+    workers = [fork.Process(target=target, args=(stop, k, *args), daemon=True) for k in range(count)]
+    for worker in workers:
+        worker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join(20)
+    assert [worker.exitcode for worker in workers] == [0] * count
+
+
+def _keep_saving(stop: Any, number: int, directory: Path) -> None:
+    os.fsync = lambda descriptor: None  # more saves per second, more chances to collide
+    value = number
+    while not stop.is_set():
+        value = value % 2**20 + 7
+        write(directory, float(value))
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+def test_a_bundle_that_is_saved_meanwhile_is_always_whole(writers: int, tmp_path: Path) -> None:
+    """1,000 loads while other processes save. Two writers also must not remove each other's tensors."""
+    write(tmp_path, 1.0)
+    seen = set()
+    with processes(_keep_saving, writers, tmp_path):
+        for _ in range(1000):
+            header, tensors = read(tmp_path)
+            assert torch.equal(tensors["a"], torch.full((4, 2), float(header["step"])))
+            seen.add(header["step"])
+    assert len(seen) > 20, "the writers did not get to write"
+    read(tmp_path)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"header.json", tensor_file(tmp_path).name}
+
+
+def test_a_save_between_header_and_tensors_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, for certain: each time the reader opens the tensors, the bundle has been saved anew."""
+    write(tmp_path, 1.0)
+    reading = Path.read_bytes
+    values = iter([2.0, 1.0, 2.0, 3.0])
+
+    def read_bytes(path: Path) -> bytes:
+        for value in values:
+            write(tmp_path, value)
+            break
+        return reading(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    header, tensors = read(tmp_path)
+    assert header["step"] == 3 and torch.equal(tensors["a"], torch.full((4, 2), 3.0))
+
+
+# -------------------------------------------------------------------------------------------- documents
+
+DOCUMENT: dict[str, Any] = {"job": {"type": "cebm.training:Job", "steps": 3}, "scores": [0.1, None, True], "é": "\n"}
+
+
+def test_a_document_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_document(path, DOCUMENT)
+    assert read_document(path, "run") == read_document(path, "run", old=True) == DOCUMENT
+    assert path.read_text().count("\n") > 5, "pretty-printed"
+    path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
+    assert read_document(path, "run") == DOCUMENT, "only the meaning counts"
+    write_document(path, {"rows": {2: (1.5,), 10: ()}})
+    assert read_document(path, "run") == {"rows": {"2": [1.5], "10": []}}
+
+
+def test_a_document_of_an_earlier_version_is_read_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(DOCUMENT))
+    assert read_document(path, "run", old=True) == DOCUMENT
+    with pytest.raises(StorageError, match=r"run\.json: damaged or not a run, its checksum is missing"):
+        read_document(path, "run")
+
+
+def test_a_damaged_document_is_refused(tmp_path: Path, generator: torch.Generator) -> None:
+    path = tmp_path / "run.json"
+    write_document(path, DOCUMENT)
+    whole = path.read_bytes()
+    for _ in range(300):
+        path.write_bytes(damaged(whole, generator))
+        try:
+            assert read_document(path, "run") == DOCUMENT
+        except StorageError as error:
+            assert str(path) in str(error)
+    path.write_bytes(whole.replace(b'"steps": 3', b'"steps": 4'))
+    with pytest.raises(StorageError, match=r"run\.json: damaged or altered"):
+        read_document(path, "run", old=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"\xff", b"[" * 100_000, b'{"sha256": 3}', b'{"sha256": []}'])
+def test_what_is_no_document_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"run\.json: damaged"):
+        read_document(path, "run", old=True)
+
+
+def test_a_missing_document_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"run\.json: not a run directory \(No such file"):
+        read_document(tmp_path / "run.json", "run directory")
+
+
+def test_a_document_may_not_take_the_key_of_its_checksum(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run\.json: the key 'sha256' belongs to"):
+        write_document(tmp_path / "run.json", {"sha256": "x"})
+
+
+# -------------------------------------------------------------------------------------------- rows
+
+ROWS: list[dict[str, Any]] = [
+    {"step": 0, "kind": "train", "loss": 0.1 + 0.2},
+    {"step": 20, "kind": "evaluation", "success": 1.0, "note": None, "more": [1, 2]},
+    {"step": 20, "kind": "train", "loss": 1e-300},
+]
+
+
+def test_rows_come_back_with_and_without_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_rows(path) == []
+    for lines in (map(row_line, ROWS), (json.dumps(row) + "\n" for row in ROWS)):
+        path.write_text("".join(lines))
+        assert read_rows(path) == ROWS
+    assert row_line(ROWS[0]) == row_line(json.loads(row_line(ROWS[0]))), "a checksum that is there is replaced"
+    for old in GOLDEN.glob("runs/*/metrics.jsonl"):
+        assert read_rows(old) == [json.loads(line) for line in old.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("line", [row_line, lambda row: json.dumps(row) + "\n"], ids=["crc", "plain"])
+def test_a_last_line_that_was_cut_short_is_left_out(line: Callable[[Any], str], tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = "".join(map(line, ROWS))
+    for length in range(len(whole) + 1):
+        path.write_text(whole[:length])
+        rows = read_rows(path)
+        complete = whole[:length].count("\n") + whole[:length].endswith("}")
+        assert rows == ROWS[:complete]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "damaged, not JSON"),
+        ("[1]", "not a JSON object"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"kind": "train"}', "step must be an integer of at least 0, got None"),
+        ('{"step": -1, "kind": "train"}', "step must be an integer of at least 0, got -1"),
+        ('{"step": 1.0, "kind": "train"}', r"step must be an integer of at least 0, got 1\.0"),
+        ('{"step": true, "kind": "train"}', "step must be an integer of at least 0, got True"),
+        ('{"step": 1}', "kind must be a string, got None"),
+        ('{"step": 1, "kind": 3}', "kind must be a string, got 3"),
+        ('{"step": 1, "kind": "train", "crc": 3}', "damaged or altered"),
+        (row_line(ROWS[0]).strip().replace("0.30", "0.31"), "damaged or altered"),
+        (row_line(ROWS[1]).strip().replace("20", "21"), "damaged or altered"),
+    ],
+)
+def test_a_damaged_row_is_named_with_its_line(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(row_line(ROWS[0]) + line + "\n" + row_line(ROWS[2]))
+    with pytest.raises(StorageError, match=rf"metrics\.jsonl, line 2: .*{message}"):
+        read_rows(path)
+    path.write_text(row_line(ROWS[0]) + line + "\n")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl, line 2"):
+        read_rows(path)
+
+
+def test_a_row_that_could_not_be_read_is_not_written() -> None:
+    with pytest.raises(StorageError, match="row: step must be"):
+        row_line({"kind": "train"})
+
+
+def test_rows_that_are_a_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="Is a directory"):
+        read_rows(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- locks
+
+
+@pytest.fixture(params=["flock", "pid file"])
+def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to lock."""
+    if request.param == "pid file":
+        monkeypatch.setattr("cebm.storage.fcntl", None)
+    return request.param
+
+
+def _hold(directory: Path, holding: Any, fork_too: bool) -> None:
+    with locked(directory):
+        if fork_too and os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        holding.set()
+        time.sleep(60)
+
+
+@contextmanager
+def holder(directory: Path, fork_too: bool = False) -> Iterator[Any]:
+    """A process that holds the lock; it is the leader of a group, which is killed at the end."""
+    holding = fork.Event()
+
+    def work() -> None:
+        os.setpgid(0, 0)
+        _hold(directory, holding, fork_too)
+
+    process = fork.Process(target=work, daemon=True)
+    process.start()
+    try:
+        assert holding.wait(20)
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+
+
+def test_one_process_at_a_time(locks: str, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        for _ in range(2):
+            with pytest.raises(LockedError, match=f"^{tmp_path} is in use by process {process.pid}"), locked(tmp_path):
+                pass
+    with locked(str(tmp_path), "study"):
+        text = (tmp_path / ".lock").read_text()
+        assert text == f"{os.getpid()}\nThe process with this number works in this study.\n"
+        with pytest.raises(LockedError, match=f"in use by process {os.getpid()}"), locked(tmp_path):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_process_is_no_obstacle(locks: str, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert (tmp_path / ".lock").exists()
+        with locked(tmp_path):
+            assert (tmp_path / ".lock").read_text().startswith(f"{os.getpid()}\n")
+        assert not (tmp_path / ".lock").exists()
+
+
+def test_children_of_a_killed_process_are_no_obstacle(tmp_path: Path) -> None:
+    """As workers that load data, which a killed training leaves for a moment."""
+    with holder(tmp_path, fork_too=True) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with locked(tmp_path):
+            pass
+
+
+def test_a_child_does_not_release_its_parents_lock(locks: str, tmp_path: Path) -> None:
+    """A forked child that leaves the block, and takes a lock of its own."""
+    other = tmp_path / "other"
+    other.mkdir()
+    with locked(tmp_path):
+        child = 0
+        try:
+            child = os.fork()
+            if child == 0:
+                raise KeyError("leaves the block")
+            assert os.waitpid(child, 0)[1] == 0
+            with pytest.raises(LockedError), locked(tmp_path):
+                pass
+        finally:
+            if child == 0:
+                with locked(other):
+                    os._exit(0)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_lock_is_released_by_an_error(locks: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), locked(tmp_path):
+            _ = 1 / 0
+
+
+def test_a_directory_that_cannot_be_locked_is_named(locks: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match=r"nowhere/\.lock: cannot be locked \(No such file"),
+        locked(tmp_path / "nowhere"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir()), "a mistyped name creates no directory"
+
+
+def _contend(stop: Any, number: int, directory: Path) -> None:
+    """Enters whenever it can; alone in there, or it ends badly."""
+    while not stop.is_set():
+        try:
+            with locked(directory):
+                mark = os.open(directory / "inside", os.O_CREAT | os.O_EXCL)
+                os.close(mark)
+                (directory / "inside").unlink()
+                (directory / f"entered-{number}").touch()
+        except LockedError:
+            pass
+
+
+def test_nobody_meets_another_inside(tmp_path: Path) -> None:
+    """The file is removed at the end of each block: a newcomer must not lock the removed one."""
+    with processes(_contend, 3, tmp_path):
+        time.sleep(0.8)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"entered-0", "entered-1", "entered-2"}

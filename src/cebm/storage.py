@@ -1,18 +1,17 @@
-"""What goes to disk: settings as JSON, tensors as safetensors, never a pickle.
+"""What goes to disk: JSON and safetensors, never a pickle.
 
 A bundle is a directory with `header.json` and one tensor file that the header names with its checksum; the header
 has one of its own. The header is moved into place last and in one piece, so a reader finds the old bundle or the
 new one, never a mixture. A document is one JSON file with a checksum inside. Rows are lines of JSON that are appended.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,56 +33,6 @@ DEEPEST = 100
 
 class LockedError(RuntimeError):
     """Another process works in this directory; the message names both."""
-
-
-# -------------------------------------------------------------------------------------------- settings (old tags)
-
-
-def to_json(value: Any) -> Any:
-    """Dataclasses become objects that name their type; tuples become lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields}
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"{type(value).__name__} cannot be saved as JSON; use a dataclass of plain values")
-
-
-def from_json(data: Any, classes: Iterable[type], where: str = "settings") -> Any:
-    """The inverse of `to_json` for the dataclasses in `classes`. A missing or unknown field is an error, and so is
-    a value that the class refuses; the message begins with `where` (the file)."""
-    known = {cls.__name__: cls for cls in classes}
-
-    def read(item: Any) -> Any:
-        if isinstance(item, list):
-            return tuple(read(part) for part in item)
-        if not isinstance(item, dict):
-            return item
-        if "type" not in item:
-            return {key: read(part) for key, part in item.items()}
-        if item["type"] not in known:
-            raise StorageError(f"{where}: unknown type {item['type']!r}; this version knows {', '.join(sorted(known))}")
-        cls = known[item["type"]]
-        names = {f.name for f in dataclasses.fields(cls)}
-        given = item.keys() - {"type"}
-        if given != names:
-            raise StorageError(
-                f"{where}: {item['type']}: missing {sorted(names - given)}, unknown {sorted(given - names)}"
-            )
-        values = {name: read(item[name]) for name in names}
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise StorageError(f"{where}: {item['type']}: {error}") from error
-
-    return read(data)
-
-
-# -------------------------------------------------------------------------------------------- files
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -408,15 +357,17 @@ def _lock_file(path: Path) -> int:
 
 def _pid_file(path: Path) -> int:
     """Without file locks: the file exists while its process lives."""
-    for _ in range(2):
+    content = b""
+    for _ in range(3):
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            content = path.read_bytes()[:100]
-            pid = content.split(b"\n")[0]
-            if not pid.isdigit() or _is_alive(int(pid)):
-                break
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # released in this moment
+                content = path.read_bytes()[:100]
+                pid = content.split(b"\n")[0]
+                if not pid.isdigit() or _is_alive(int(pid)):
+                    break
+                path.unlink()
     raise LockedError(f"{path.parent} is in use by {_holder(content)}; if it is not, delete {path}")
 
 

@@ -1,7 +1,8 @@
 """Demonstrations: episodes of observations and actions, in memory and on disk.
 
-On disk they are one `.npz` (`obs`, `action`, `episode_ends` and a JSON `header`) or, for sets that should
-stay there, a directory with `header.json` and `.npy` files that are memory-mapped. Neither holds a pickle.
+On disk a set is one `.npz` file (`obs`, `action`, `episode_ends` and a JSON `header`) or a directory with a
+`header.json` and three `.npy` files. The files of a directory are memory-mapped, for sets that do not fit into memory.
+Neither form holds a pickle, and both have checksums.
 """
 
 from cebm.demonstrations.checks import DemonstrationError

@@ -1,14 +1,15 @@
 """Checks of arrays before they become demonstrations. A message names the episode, the column and the step."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64, Num
+from jaxtyping import Float, Int64
 from numpy.typing import ArrayLike
 
-CHUNK = 1 << 20  # values looked at in one go
-_TOLERANCE = 1e-4  # the part of a column's range that rounding to float32 may lose
+CHUNK = 1 << 20  # values per block when an array is read block by block
+_TOLERANCE = 1e-4  # largest rounding error of float32, as a part of the column's range
 _NOISE = 64 * np.finfo(np.float64).eps  # a range this small, relative to the values, is rounding noise
 _MOST_STEPS = np.iinfo(np.int64).max
 
@@ -19,7 +20,10 @@ class DemonstrationError(ValueError):
 
 def check_ends(values: ArrayLike, source: str) -> Int64[np.ndarray, "episodes"]:
     """Returns `values` as int64, or raises the error that names the first episode whose end is wrong."""
-    ends = as_array(values)
+    try:
+        ends = as_array(values)
+    except ValueError as error:
+        raise DemonstrationError(f"{source}: episode_ends is ragged: {error}") from error
     if ends.ndim != 1 or ends.size == 0:
         raise DemonstrationError(f"{source}: episode_ends has shape {ends.shape}, expected one end per episode")
     if ends.dtype.kind not in "iu":
@@ -47,7 +51,7 @@ def check_ends(values: ArrayLike, source: str) -> Int64[np.ndarray, "episodes"]:
 
 
 def check_matrix(values: ArrayLike, name: str, ends: Int64[np.ndarray, "episodes"], source: str) -> np.ndarray:
-    """Returns `values` as an array [steps, columns] of numbers, of which none is masked."""
+    """Returns `values` as an array [steps, columns] of numbers; refuses masked values, which are missing data."""
     try:
         array = as_array(values)
     except ValueError as error:
@@ -68,9 +72,9 @@ def check_matrix(values: ArrayLike, name: str, ends: Int64[np.ndarray, "episodes
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Converts to an array that keeps only two properties of its class: a mask, and being memory-mapped.
+    """Converts to a plain, masked or memory-mapped array. Other subclasses become plain arrays.
 
-    Other subclasses, such as `np.matrix`, index differently from plain arrays.
+    `np.matrix`, for example, does not index as plain arrays do.
     """
     if isinstance(values, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in values):
         return np.ma.array(values)  # np.asarray would drop the masks of the rows
@@ -106,18 +110,20 @@ def settle_precision(
 ) -> Float[np.ndarray, "steps columns"]:
     """Checks that all values are finite, and returns them in float32 where that is precise enough, else in float64.
 
-    Rounding may lose 1e-4 of the range (max - min) of a column; columns without a range do not count. Values beyond the
-    limits of float32 stay in float64. With `keep_float64`, an array in float64 stays so in any case. An array that
-    has the right type already is not copied.
+    float32 is precise enough if rounding changes no value by more than 1e-4 of the range (max - min) of its column.
+    Columns without a range, or with one that is only rounding noise of float64, do not count. Values beyond the limits of
+    float32 need float64. With `keep_float64`, a float64 array stays float64 in any case. An array that has the right type
+    already is not copied.
     """
     if np.can_cast(array.dtype, np.float32):  # such as float16 or int8: nothing is lost
-        for begin, block in _blocks(array):
+        for begin, block in blocks(array):
             _check_finite(block, begin, name, ends, source)
-        return array.astype(np.float32, copy=False)
+        return _converted(array, np.float32)
     low, high = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf)
     lost = np.zeros(array.shape[1])
-    for begin, block in _blocks(array):
-        with np.errstate(over="ignore"):  # a value that does not fit becomes infinite, and its loss too
+    for begin, block in blocks(array):
+        # A value beyond the limits of float32 becomes infinite there, and so does what it loses.
+        with np.errstate(over="ignore", under="ignore"):
             values = block.astype(np.float64, copy=False)
             _check_finite(values, begin, name, ends, source)
             lost = np.maximum(lost, np.abs(values - values.astype(np.float32)).max(0))
@@ -132,19 +138,22 @@ def settle_precision(
     noise = _NOISE * np.maximum(np.abs(low), np.abs(high)) if array.dtype.kind == "f" else 0.0
     coarse = np.isinf(lost) | ((lost > _TOLERANCE * extent) & (extent > noise))
     wide = coarse.any() or (keep_float64 and array.dtype == np.float64)
-    return array.astype(np.float64 if wide else np.float32, copy=False)
+    return _converted(array, np.float64 if wide else np.float32)
 
 
-def _blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields blocks of rows with the index of their first row, so that no check copies a large array."""
-    rows = max(1, CHUNK // array.shape[1])
+def _converted(array: np.ndarray, dtype: type[np.floating]) -> Float[np.ndarray, "steps columns"]:
+    """Returns the array itself if it has this type, so that a memory-mapped one stays on disk, else a plain array."""
+    return array if array.dtype == dtype else np.asarray(array).astype(dtype)
+
+
+def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields blocks of rows, each with the index of its first row, so that no check copies a large array."""
+    rows = max(1, CHUNK // max(1, math.prod(array.shape[1:])))
     for begin in range(0, len(array), rows):
         yield begin, np.asarray(array[begin : begin + rows])
 
 
-def _check_finite(
-    block: Num[np.ndarray, "rows columns"], begin: int, name: str, ends: Int64[np.ndarray, "episodes"], source: str
-) -> None:
+def _check_finite(block: np.ndarray, begin: int, name: str, ends: Int64[np.ndarray, "episodes"], source: str) -> None:
     bad = ~np.isfinite(block)
     if bad.any():
         row, column = np.argwhere(bad)[0].tolist()

@@ -1,5 +1,6 @@
 """Episodes of observations and actions in memory, and the training pairs cut from them."""
 
+import hashlib
 import json
 import operator
 import os
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike
 from cebm.demonstrations.checks import (
     DemonstrationError,
     as_array,
+    blocks,
     check_ends,
     check_matrix,
     concatenate,
@@ -25,17 +27,18 @@ from cebm.demonstrations.files import read, write
 
 @dataclass(frozen=True, eq=False)
 class Demonstrations:
-    """Episodes laid end to end. `from_arrays`, `from_episodes` and `load` build them from checked data.
+    """Episodes stored one after the other. `from_arrays`, `from_episodes` and `load` check the data; this class does not.
 
-    Episode `e` is the rows from `episode_ends[e - 1]` (0 for the first) up to, not including,
-    `episode_ends[e]`; `actions[t]` was taken on seeing `obs[t]`.
+    Episode `e` has the rows from `episode_ends[e - 1]` (0 for the first episode) up to, but not including,
+    `episode_ends[e]`. The action `actions[t]` was taken when `obs[t]` was observed. Each array is float32, or float64
+    where float32 is too coarse.
     """
 
     obs: Float[np.ndarray, "steps obs"]
     actions: Float[np.ndarray, "steps act"]
     episode_ends: Int64[np.ndarray, "episodes"]
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Anything JSON can hold; what `collect_particle` writes there lets `cebm eval` rebuild the task."""
+    """Any JSON object. `collect_particle` stores the task here, so that `cebm eval` can rebuild it."""
 
     @classmethod
     def from_arrays(
@@ -50,19 +53,21 @@ class Demonstrations:
         """Checks and wraps arrays [steps, obs], [steps, act] and [episodes]; `source` begins error messages.
 
         `episode_ends` is cumulative and exclusive, so the last one is the number of steps. Arrays that are
-        float32 already are not copied.
+        float32 already are not copied. Other arrays are rounded to float32, or to float64 where float32 would lose
+        more than 1e-4 of the range of some column.
         """
-        return cls._checked((obs, actions, episode_ends), metadata, source)
+        return cls._checked(obs, actions, episode_ends, metadata, source, keep_float64=False)
 
     @classmethod
     def _checked(
         cls,
-        arrays: tuple[ArrayLike, ArrayLike, ArrayLike],
+        obs: ArrayLike,
+        actions: ArrayLike,
+        episode_ends: ArrayLike,
         metadata: Mapping[str, Any] | None,
         source: str,
-        keep_float64: bool = False,
+        keep_float64: bool,
     ) -> "Demonstrations":
-        obs, actions, episode_ends = arrays
         ends = check_ends(episode_ends, source)
         seen = check_matrix(obs, "obs", ends, source)
         done = check_matrix(actions, "action", ends, source)
@@ -85,7 +90,7 @@ class Demonstrations:
     def from_episodes(
         cls, episodes: Iterable[tuple[ArrayLike, ArrayLike]], *, metadata: Mapping[str, Any] | None = None
     ) -> "Demonstrations":
-        """From pairs of observations [steps, obs] and actions [steps, act], one pair per episode."""
+        """Builds a set from pairs of observations [steps, obs] and actions [steps, act], one pair per episode."""
         seen: list[np.ndarray] = []
         done: list[np.ndarray] = []
         for index, (obs, actions) in enumerate(episodes):
@@ -130,13 +135,13 @@ class Demonstrations:
         return np.concatenate([np.zeros(1, np.int64), self.episode_ends[:-1]])
 
     def episode(self, index: int) -> tuple[Float[np.ndarray, "length obs"], Float[np.ndarray, "length act"]]:
-        """Observations and actions of one episode, without a copy."""
+        """Returns views of the observations and actions of one episode."""
         index = range(self.episodes)[index]
         rows = slice(int(self.episode_ends[index - 1]) if index else 0, int(self.episode_ends[index]))
         return self.obs[rows], self.actions[rows]
 
     def select(self, episodes: Sequence[int] | Int64[np.ndarray, "chosen"]) -> "Demonstrations":
-        """The given episodes, in the given order, copied into memory."""
+        """Copies the given episodes into memory, in the given order."""
         if len(episodes) == 0:
             raise ValueError("select: there are no episodes to select")
         parts = [self.episode(operator.index(index)) for index in episodes]
@@ -145,9 +150,10 @@ class Demonstrations:
         return Demonstrations(obs, actions, ends, dict(self.metadata))
 
     def split(self, validation_fraction: float, seed: int) -> tuple["Demonstrations", "Demonstrations"]:
-        """Training and validation episodes, a random partition; both parts get at least one episode.
+        """Splits the episodes at random into a training and a validation set; each gets at least one episode.
 
-        Copies into memory; a set that should stay on disk is split once and both parts are saved.
+        Both are copied into memory. A set that is too large for that can be split once, elsewhere, and saved in two
+        parts.
         """
         if not 0 < validation_fraction < 1:
             raise ValueError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
@@ -158,11 +164,24 @@ class Demonstrations:
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
     def windows(self, history: int = 1, horizon: int = 1) -> "Windows":
-        """One pair per step: the last `history` observations and the next `horizon` actions."""
+        """Returns one training pair per step: the last `history` observations and the next `horizon` actions."""
         return Windows(self, history, horizon)
 
+    def fingerprint(self) -> str:
+        """Returns 16 hexadecimal digits of the SHA-256 of obs, actions and episode_ends, with shapes and types.
+
+        The metadata do not count. A run that stores the fingerprint can notice that its data changed.
+        """
+        digest = hashlib.sha256()
+        for name, array in (("obs", self.obs), ("actions", self.actions), ("episode_ends", self.episode_ends)):
+            stored = array.dtype.newbyteorder("<")  # the same on every machine
+            digest.update(f"{name} {stored.str} {array.shape}\n".encode())
+            for _, block in blocks(array):
+                digest.update(np.ascontiguousarray(block, stored).data)
+        return digest.hexdigest()[:16]
+
     def summary(self) -> str:
-        """A few lines to print."""
+        """Returns a few lines to print: counts, lengths, ranges and metadata."""
         lengths = self.episode_ends - self.episode_starts
         lines = [
             f"{self.episodes:,} episodes, {self.steps:,} steps "
@@ -193,23 +212,25 @@ class Demonstrations:
         action_key: str = "action",
         ends_key: str = "episode_ends",
     ) -> "Demonstrations":
-        """Reads what `save` wrote, or an `.npz` from elsewhere with the three arrays under the given keys."""
+        """Reads a set that `save` wrote, or an `.npz` of another program with three arrays under the given keys."""
         source = Path(path)
         header, arrays = read(source, (obs_key, action_key, ends_key))
         metadata = header.get("metadata", {})
         if not isinstance(metadata, dict):
-            raise DemonstrationError(f"{source}: the header's metadata is not an object")
-        # `save` has written the arrays in the precision that they need: that of the whole set, for a part of it too.
-        return cls._checked(arrays, metadata, str(source), keep_float64=header.get("version", 1) >= 2)
+            raise DemonstrationError(f"{source}: the header's metadata is not a JSON object")
+        # From format 2 on, `save` has chosen the precision. A part of a set keeps that of the whole.
+        chosen = header.get("version", 1) >= 2
+        obs, actions, ends = arrays
+        return cls._checked(obs, actions, ends, metadata, str(source), keep_float64=chosen)
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Training pairs, gathered when indexed: `obs, actions = windows[indices]`.
+    """Training pairs, which are gathered when they are indexed: `obs, actions = windows[indices]`.
 
-    Pair `t` is the observations `t - history + 1 … t` and the actions `t … t + horizon - 1` of the episode
-    that step `t` belongs to. Before its start the first observation is repeated, after its end the last
-    action.
+    Pair `t` has the observations `t - history + 1 … t` and the actions `t … t + horizon - 1` of the episode
+    that step `t` belongs to. Before the start of the episode its first observation is repeated; after its end, its
+    last action. The pairs have the types of the arrays, float32 or float64.
     """
 
     demonstrations: Demonstrations
@@ -233,9 +254,9 @@ class Windows:
         return self.demonstrations.steps
 
     def __getitem__(self, indices: Any) -> tuple[Float[np.ndarray, "batch window"], Float[np.ndarray, "batch chunk"]]:
-        """Pairs [batch, history · obs] and [batch, horizon · act], oldest first; `windows[:]` is all of them.
+        """Returns pairs [batch, history · obs] and [batch, horizon · act], oldest first; `windows[:]` returns all.
 
-        `indices`: integers, a slice, or a mask over the steps.
+        `indices` are integers, a slice, or a mask over the steps.
         """
         rows = self._rows(indices)
         data = self.demonstrations
@@ -249,8 +270,11 @@ class Windows:
         )
 
     def spread(self, count: int, seed: int) -> Int64[np.ndarray, "rows"]:
-        """Random rows in rising order, at most `count`: a step each of as many episodes, or, where there are fewer
-        episodes, of all steps. Steps of one episode are alike, and more of them say less than they seem to."""
+        """Returns at most `count` random rows in rising order, for estimates that need independent steps.
+
+        With `count` episodes or more, each row is of another episode, because steps of one episode are alike. With
+        fewer episodes, the rows are drawn from all steps.
+        """
         random = np.random.default_rng(seed)
         data = self.demonstrations
         if data.episodes < count:

@@ -21,15 +21,17 @@ from cebm.demonstrations.checks import DemonstrationError
 
 FORMAT = "cebm.demonstrations"
 VERSION = 2  # 2 adds the checksum of the header, and arrays in float64
-_CHUNK = 1 << 22  # bytes read in one go
+_CHUNK = 1 << 22  # bytes per read when a checksum is computed
 _LARGEST_HEADER = 16 << 20  # bytes of our JSON header
-_LONGEST_TEXT = 4_000_000  # characters of it when it is written: numpy stores 4 bytes for each
+_LONGEST_TEXT = 4_000_000  # characters of our JSON header; numpy stores 4 bytes for each in an .npz
 _LARGEST_NPY_HEADER = 10_000  # bytes of the header that numpy puts before an array; numpy has the same limit
 # Constants shrink about 1000-fold in a zip, the most that deflate can do; recordings rarely shrink 20-fold. An array of
 # more than _LARGE bytes that expands more than _LARGEST_RATIO-fold is taken for a zip bomb.
 _LARGE = 256 << 20
 _LARGEST_RATIO = 200
-_OURS = re.compile(r"header\.json|(obs|action|episode_ends)-[0-9a-f]{8}\.npy|\..*\.tmp")  # in a directory
+_OURS = re.compile(
+    r"header\.json|(obs|action|episode_ends)-[0-9a-f]{8}\.npy|\..*\.tmp"
+)  # files that `write` makes in a directory
 
 
 def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
@@ -60,7 +62,7 @@ def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str,
 
 
 def read(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The header (empty for a file of another program) and the arrays under `keys`."""
+    """Returns the header (empty for a file of another program) and the arrays under `keys`."""
     return _read_directory(source, keys) if source.is_dir() else _read_npz(source, keys)
 
 
@@ -96,7 +98,7 @@ def _replace(target: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 class _Checksum:
-    """A file that keeps nothing but the CRC of what is written to it."""
+    """A file-like object that keeps only the CRC-32 of the bytes written to it."""
 
     def __init__(self) -> None:
         self.crc32 = 0
@@ -110,7 +112,10 @@ class _Checksum:
 
 
 def _write_array(directory: Path, key: str, array: np.ndarray) -> dict[str, str]:
-    """The file's name holds its checksum: a new array never takes the place of one that a reader has open."""
+    """Writes a `.npy` file and returns its entry in the header.
+
+    The checksum is part of the file's name, so a new array never replaces one that a reader has open.
+    """
     checksum = _Checksum()
     np.save(checksum, array, allow_pickle=False)
     name = f"{key}-{checksum}.npy"
@@ -126,7 +131,7 @@ def _check_header(text: str, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DemonstrationError(f"{path}: the header is not readable JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise DemonstrationError(f"{path}: the header is not one of {FORMAT}")
+        raise DemonstrationError(f"{path}: the header does not say that the format is {FORMAT}")
     version = header.get("version")
     if type(version) is not int or version < 1:
         raise DemonstrationError(f"{path}: the header's version is {version!r}")
@@ -238,7 +243,7 @@ def _read_directory(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], 
     except OSError as error:
         raise DemonstrationError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise DemonstrationError(f"{path}: not text: {error}") from error
+        raise DemonstrationError(f"{path}: not UTF-8 text: {error}") from error
     if len(content) > _LARGEST_HEADER:
         raise DemonstrationError(f"{path}: the header has more than {_LARGEST_HEADER:,} bytes")
     header = _check_header(text, path)
@@ -258,7 +263,7 @@ def _check_keys(keys: Sequence[str], held: Sequence[str], source: Path) -> None:
 def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
     """Compares the checksum of a `.npy` file with the header's, then maps the file into memory."""
     if not isinstance(entry, dict) or not {"file", "crc32"} <= entry.keys():
-        raise DemonstrationError(f"{directory / 'header.json'}: the entry of {key!r} has no file and crc32")
+        raise DemonstrationError(f"{directory / 'header.json'}: the entry of {key!r} lacks 'file' or 'crc32'")
     name = str(entry["file"])
     path = directory / name
     if name != path.name:
@@ -268,7 +273,9 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
         with path.open("rb") as file:
             shutil.copyfileobj(file, checksum, _CHUNK)
             if str(checksum) != entry["crc32"]:
-                raise DemonstrationError(f"{path}: truncated or damaged, its checksum is not the header's")
+                raise DemonstrationError(
+                    f"{path}: truncated or damaged, its checksum differs from the one in the header"
+                )
             size = file.tell()
             file.seek(0)
             _check_size(file.read, size, "the array", path)
