@@ -111,9 +111,9 @@ def settle_precision(
     """Checks that all values are finite, and returns them in float32 where that is precise enough, else in float64.
 
     float32 is precise enough if rounding changes no value by more than 1e-4 of the range (max - min) of its column.
-    Columns without a range, or with one that is only rounding noise of float64, do not count. Values beyond the limits of
-    float32 need float64. With `keep_float64`, a float64 array stays float64 in any case. An array that has the right type
-    already is not copied.
+    Columns without a range, or with one that is only rounding noise of float64, do not count. Values beyond the limits
+    of float32 need float64. With `keep_float64`, a float64 array stays float64 in any case. An array that has the
+    right type already is not copied.
     """
     if np.can_cast(array.dtype, np.float32):  # such as float16 or int8: nothing is lost
         for begin, block in blocks(array):

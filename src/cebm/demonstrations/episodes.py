@@ -27,7 +27,7 @@ from cebm.demonstrations.files import read, write
 
 @dataclass(frozen=True, eq=False)
 class Demonstrations:
-    """Episodes stored one after the other. `from_arrays`, `from_episodes` and `load` check the data; this class does not.
+    """Episodes stored one after the other. `from_arrays`, `from_episodes` and `load` check the data.
 
     Episode `e` has the rows from `episode_ends[e - 1]` (0 for the first episode) up to, but not including,
     `episode_ends[e]`. The action `actions[t]` was taken when `obs[t]` was observed. Each array is float32, or float64
