@@ -1,6 +1,6 @@
 """The study behind docs/stability.md: trains a case for each seed, then measures its checkpoints.
 
-    python benchmarks/stability.py steady-2d-2000 --seeds 0 1 2 3 4 --out docs/stability
+    python -m benchmarks.stability steady-2d-2000 --seeds 0 1 2 3 4 --out docs/stability
 
 Every run is an ordinary run directory under --runs and resumes where it stopped; a measured run is one JSON file
 `CASE-SEED.json` under --out, and is not measured again. One thread, so that two can run side by side.
