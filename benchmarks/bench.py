@@ -69,22 +69,22 @@ class Row(ABC):
     the median of each repeat's own, over what was timed just before and after it."""
 
     bench: str
-    """Which benchmark it is of."""
+    """Name of the benchmark."""
     threads: int
     repeats: int
     """Measurements behind the row."""
     cores: int
     torch: str
-    """Its version."""
+    """Version of torch."""
     note: str | None
-    """What to know before comparing this row."""
+    """Why this row may not be comparable with others, such as a busy machine."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @abstractmethod
     def sentence(self) -> str:
-        """What was measured, for people."""
+        """The measurement as a sentence."""
 
     def __str__(self) -> str:
         text = f"{self.threads} thread{'s' if self.threads > 1 else ''}: {self.sentence()}"
@@ -125,7 +125,7 @@ class TrainBench(Row):
     bench: str = "train"
     trial: str
     setting: str
-    """What differs from the trial."""
+    """The sizes that differ from the trial's own."""
     steps_per_second: float
     step_ms: float
     step_ms_q25: float
@@ -202,14 +202,14 @@ class EnvBench(Row):
 
     bench: str = "env"
     control_steps_per_second: float
-    """Without a policy, resets included."""
+    """Speed without a policy, resets included."""
     control_steps_per_second_q25: float
     control_steps_per_second_q75: float
     episodes: int
-    """Side by side."""
+    """Number of episodes that run side by side."""
     trial: str
     evaluation_seconds: float
-    """One evaluation as training does it."""
+    """Time of one evaluation with the settings that training uses."""
     evaluation_episodes: int
     evaluation_candidates: int
 
@@ -298,7 +298,7 @@ def _bench_train(threads: int, repeats: int) -> Iterator[TrainBench]:
 
 
 def _settings() -> Iterator[tuple[str, str, Trial]]:
-    """Trial, what differs from it, and the result."""
+    """Name of the trial, the changed sizes as text, and the changed trial."""
     for name, trial in _trials():
         yield name, described({}), trial
     for sizes in _VARIATIONS:
@@ -306,7 +306,7 @@ def _settings() -> Iterator[tuple[str, str, Trial]]:
 
 
 def _trials() -> list[tuple[str, Trial]]:
-    """The paper's and ours."""
+    """The trials that are measured: the paper's and our default."""
     return [(name, TRIALS[name]) for name in ("ibc", "steady")]
 
 
@@ -327,7 +327,7 @@ def varied(trial: Trial, sizes: Mapping[str, int]) -> Trial:
 
 
 def described(sizes: Mapping[str, int]) -> str:
-    """The same for people."""
+    """The changed sizes as text."""
     return ", ".join(f"{axis} {value}" for axis, value in sizes.items()) or "as it is"
 
 
@@ -444,7 +444,7 @@ def interleaved(
     """Seconds of each subject and the rate of products around it (FLOP/s), both [subjects, repeats]. In time:
     products, subject, products, next subject, …, each slice of products half as long as the quickest subject (a
     quarter of a second at most); a subject is paired with the slices on both sides of it. One call of each comes
-    first and does not count. `longer`: so many times the usual repeats."""
+    first and does not count. `longer` multiplies the number of repeats."""
     generator = torch.Generator()
     left, right = torch.rand(512, 256, generator=generator), torch.rand(256, 256, generator=generator)
     out = torch.empty(512, 256)
@@ -483,7 +483,7 @@ def _time(work: Callable[[], object], calls: int = 1) -> float:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads for a while."""
+    """Limit torch to `count` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -499,7 +499,7 @@ def quartiles(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What every row says about where it was measured."""
+    """Columns of every row about the machine."""
     return {"threads": threads, "cores": _cores(), "torch": torch.__version__, "note": _note(threads)}
 
 
@@ -511,8 +511,8 @@ def work_and_memory(work: Callable[[], object]) -> tuple[int, int]:
 
 
 class _Ledger(TorchDispatchMode):
-    """Adds up the storages that operations return, and takes off those that are gone. (torch's profiler knows this
-    too, but writes log lines that cannot be turned off.)"""
+    """Counts the bytes of all live storages that operations returned. (torch's profiler can do this too, but it writes
+    log lines that cannot be turned off.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -521,7 +521,7 @@ class _Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        # What exists already, an input or its view, is no news.
+        # A result that shares its storage with an input is not new memory.
         known = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and _key(leaf) not in self.alive | known:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from reproduction.claims import CLAIMS, find_claim
 from reproduction.claims.validation import Validation
-from reproduction.ledger import SCALES, Claim
+from reproduction.ledger import Claim
 from reproduction.page import write_page
 from reproduction.running import ReproductionError, reproduce
+from reproduction.trainings import SCALES
 
 if TYPE_CHECKING:
     from cebm.cli import Reproduce

@@ -1,4 +1,4 @@
-"""The ledger: what the claims' JSON files say, as Markdown and as one self-contained HTML page."""
+"""The ledger: the claims' JSON files as Markdown, and as one self-contained HTML page."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def read_claims(out: Path) -> list[dict[str, Any]]:
 
 
 def write_ledger(out: Path) -> Path:
-    """Writes `out`.md from the records in `out` alone."""
+    """Write `out`.md from the records in `out` alone."""
     target = Path(out).with_suffix(".md")
     write_atomically(target, ledger(Path(out)).encode())
     return target
@@ -91,7 +91,7 @@ def ledger(out: Path) -> str:
 
 
 def write_page(out: Path, html: Path) -> Path:
-    """Writes the ledger as one HTML page with its figures inside; it opens offline."""
+    """Write the ledger as one HTML page that contains its figures and opens offline."""
     records = read_claims(out)
     for record in records:
         figure = Path(out) / f"{stem(record)}.png"
@@ -128,15 +128,15 @@ def report_style(environment: jinja2.Environment) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Escaped, `code` as code, and no line beginning with a % sign."""
+    """Text as HTML: escaped, `code` as <code>, and no line break before a % sign."""
     parts = str(escape(text.replace(" %", "\u00a0%"))).split("`")
-    if len(parts) % 2 == 0:  # a lone backtick is one
+    if len(parts) % 2 == 0:  # an unpaired backtick is an ordinary character
         return Markup("`".join(parts))
     return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """How many claims hold."""
+    """One sentence: how many claims hold, do not hold, and are inconclusive."""
     counts = {verdict: sum(record["verdict"] == verdict for record in records) for verdict in VERDICTS}
     measured = f" {len(records)} {'is' if len(records) == 1 else 'are'} measured:" if unmeasured(records) else ""
     parts = (
@@ -148,14 +148,14 @@ def summary(records: list[dict[str, Any]]) -> str:
 
 
 def unmeasured(records: list[dict[str, Any]]) -> str:
-    """The claims without a record, by number and name."""
+    """One sentence that names the claims without a record; empty if there are none."""
     known = {record["number"] for record in records}
     missing = [f"{claim.number} {claim.slug}" for claim in CLAIMS if claim.number not in known]
     return f"Not yet measured: {', '.join(missing)}." if missing else ""
 
 
 def smoke(records: list[dict[str, Any]]) -> str:
-    """A warning where some numbers are of the scale that tries the code."""
+    """A warning that names the claims measured at the smoke scale; empty if there are none."""
     tried = [str(record["number"]) for record in records if record["settings"]["name"] != "paper"]
     if not tried:
         return ""
@@ -164,7 +164,7 @@ def smoke(records: list[dict[str, Any]]) -> str:
 
 
 def conditions(records: list[dict[str, Any]]) -> str:
-    """What all trainings share."""
+    """The settings that all trainings share."""
     steps, episodes = max((r["settings"]["steps"], r["settings"]["evaluation_episodes"]) for r in records)
     return (
         f"Trainings take {steps:,} steps unless a claim says otherwise: the curves of `ibc` rise for 1,000. Success "
@@ -177,7 +177,7 @@ def conditions(records: list[dict[str, Any]]) -> str:
 
 
 def duration(records: list[dict[str, Any]], out: Path) -> str:
-    """How long the runs of these claims took, each counted once; nothing where none is on disk."""
+    """How long the runs of these claims took, each counted once; empty if no run is on disk."""
     paths = [out / "runs" / f"{key}.json" for key in sorted({key for record in records for key in record["runs"]})]
     seconds: dict[str, list[float]] = {}
     for path in filter(Path.is_file, paths):
@@ -195,7 +195,7 @@ def duration(records: list[dict[str, Any]], out: Path) -> str:
 
 
 def headline(record: dict[str, Any]) -> str:
-    """The first sentence of what was measured."""
+    """The first sentence of the measured result."""
     return re.split(r"(?<=\.) (?=[A-Z`])", record["measured"])[0]
 
 
@@ -208,12 +208,12 @@ def heading(record: dict[str, Any]) -> str:
 
 
 def anchor(record: dict[str, Any]) -> str:
-    """Of the heading, as Markdown renderers make it."""
+    """The anchor that Markdown renderers give to the heading."""
     return re.sub(r"[^\w\- ]", "", heading(record).lower()).replace(" ", "-")
 
 
 def circumstances(record: dict[str, Any]) -> str:
-    """Seeds, scale and commits."""
+    """Seeds, scale and commits of a record, and its diverged runs."""
     seeds = ", ".join(map(str, record["seeds"]))
     commits = ", ".join(sorted({_short(commit) for commit in record["commits_of_runs"]}))
     commit = f", run at {commits}, judged at {_short(record['commit'])}" if record["commit"] else ""

@@ -1,8 +1,8 @@
-"""Runs the tasks of claims over the cores, once each, and goes on where it was stopped.
+"""Run the tasks of claims in parallel, each task once; a second call continues where the first was stopped.
 
-Under `out`: runs/KEY.json, one record per finished task, from which another checkout resumes; NN-SLUG.json and
-NN-SLUG.png, one per claim; and beside `out` the ledger, `out`.md. Run directories live elsewhere and are not needed
-once their record is written.
+Files in the folder `out`: runs/KEY.json, one record per finished task; NN-SLUG.json and NN-SLUG.png, one per claim.
+The ledger is written beside the folder, as `out`.md. The records are enough to continue in another checkout: a run
+directory is no longer needed once its record is written.
 """
 
 import json
@@ -24,18 +24,20 @@ from typing import Any
 from cebm import __version__
 from cebm.storage import write_atomically
 from cebm.training import load_metrics, source_commit
-from reproduction.ledger import Claim, Finding, Results, Scale, Task, Training
+from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.page import write_ledger
+from reproduction.trainings import Scale, Training
 
 
 class ReproductionError(RuntimeError):
-    """Some task failed; the message names it. What is finished is on disk."""
+    """A task failed; the message names it. The records of all finished tasks are on disk."""
 
 
 def reproduce(
     claims: Sequence[Claim], scale: Scale, seeds: int | None, workers: int, out: Path, runs: Path
 ) -> dict[str, Finding]:
-    """Runs what is missing, judges and draws every claim, and writes the ledger; by slug."""
+    """Run the tasks that have no record yet, judge and draw every claim, and write the ledger. Returns the findings by
+    slug."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if seeds is not None and seeds < 1:
@@ -50,7 +52,7 @@ def reproduce(
     failures: dict[str, str] = {}
 
     def judge() -> None:
-        """Those claims whose tasks are all done, as they come; the ledger has them at once."""
+        """Judge each claim as soon as all of its tasks are finished, and update the ledger."""
         for claim in claims:
             tasks = asked[claim.slug]
             if claim.slug in findings or claim.slug in failures or not all(_finished(out, task.key) for task in tasks):
@@ -58,14 +60,14 @@ def reproduce(
             try:
                 findings[claim.slug] = conclude(claim, tasks, scale, out, commit)
                 write_ledger(out)
-            except Exception as error:  # the runs of the other claims are not to be lost by it
+            except Exception as error:  # a claim that cannot be judged must not stop the others
                 failures[claim.slug] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
     for key, task in unique.items():
         if not _finished(out, key):
             continue
         record = _load(out, key)
-        if "skipped" in record["result"]:  # for want of something on that machine: it is tried again
+        if "skipped" in record["result"]:  # something was missing on that machine: try again
             _record(out, key).unlink()
             continue
         other = differing(record.get("settings", {}), task.settings)
@@ -78,7 +80,7 @@ def reproduce(
     _run_all(missing, len(unique), workers, out, runs, commit, failures, judge)
     judge()
     if failures:
-        # One line for the terminal, the rest for whoever looks into it.
+        # The terminal shows one line; the file has the tracebacks.
         log.write_text("\n".join(f"{key}: {reason}\n" for key, reason in failures.items()))
         short = "; ".join(f"{key}: {reason.splitlines()[0]}" for key, reason in failures.items())
         raise ReproductionError(f"{len(failures)} failed, the others are kept: {short} (see {log})")
@@ -92,17 +94,17 @@ def _seeds(claim: Claim, scale: Scale, asked: int | None) -> int:
 
 
 def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path, commit: str | None = None) -> Finding:
-    """Judges a claim by the records on disk, and writes its JSON and its figure. `commit` is that of the judging code;
-    the runs have their own."""
+    """Judge a claim by the records on disk, and write its JSON and its figure. `commit` is that of the judging code;
+    each run has its own."""
     finding, record = judge_records(claim, tasks, scale, out)
-    draw(claim, finding, out)  # first: no record is without its figure
+    draw(claim, finding, out)  # before the record, so that every record has a figure
     text = json.dumps(record | {"commit": commit}, indent=1) + "\n"
     write_atomically(out / f"{claim.number:02d}-{claim.slug}.json", text.encode())
     return finding
 
 
 def judge_records(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) -> tuple[Finding, dict[str, Any]]:
-    """What the records on disk say about a claim, and what the ledger has of it."""
+    """The finding of a claim by the records on disk, and its entry in the ledger."""
     records = {task.key: _load(out, task.key) for task in tasks}
     results = Results.of(tasks, {key: record["result"] for key, record in records.items()})
     finding = claim.judge(results)
@@ -129,7 +131,7 @@ def judge_records(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) 
 
 
 def _lengths(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
-    """How long and on how many demonstrations the trainings were, by label."""
+    """Steps, demonstrations and seeds of the trainings, by label."""
     found: dict[str, dict[str, Any]] = {}
     for task in tasks:
         if isinstance(task, Training):
@@ -139,8 +141,8 @@ def _lengths(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
 
 
 def differing(recorded: Any, asked: Any, name: str = "") -> str:
-    """The first setting that a record has otherwise, or nothing; those that only one of the two knows do not count, as
-    classes gain settings."""
+    """The first setting whose recorded value differs from the one asked for, or an empty text. Settings that only one
+    of the two has do not count, as classes gain settings over time."""
     if isinstance(recorded, dict) and isinstance(asked, dict):
         both = (differing(recorded[key], asked[key], key) for key in recorded if key in asked)
         return next((found for found in both if found), "")
@@ -148,7 +150,7 @@ def differing(recorded: Any, asked: Any, name: str = "") -> str:
 
 
 def draw(claim: Claim, finding: Finding, out: Path) -> None:
-    """The claim's figure, as PNG."""
+    """Write the claim's figure as PNG."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -182,14 +184,14 @@ def _run_all(
     failures: dict[str, str],
     finished: Callable[[], None],
 ) -> None:
-    """Each task in a process of its own, one thread each, the long ones first. What fails is noted, and the rest goes
-    on; `finished` is called after each."""
+    """Run each task in a worker process with one thread, the longest task first. A task that fails is noted in
+    `failures` and the others continue; `finished` is called after each task."""
     if not tasks:
         return
     ahead = deque(sorted(tasks, key=lambda task: -task.cost))
     context = multiprocessing.get_context("spawn")
     with _Display(tasks, of, runs) as display:
-        while ahead:  # a second time where a worker was killed, which breaks its pool
+        while ahead:  # a worker that is killed breaks its pool: continue with a new one
             with ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(os.getpid(),)) as pool:
                 for ended in _outcomes(ahead, workers, lambda task: _submit(pool, task, out, runs, commit)):
                     failures.update({task.key: str(error) or type(error).__name__ for task, error in ended if error})
@@ -203,11 +205,12 @@ def _run_all(
 def _outcomes(
     ahead: deque[Task], workers: int, submit: Callable[[Task], Future[None]]
 ) -> Iterator[list[tuple[Task, BaseException | None]]]:
-    """Takes tasks from `ahead` until none is left or their pool is broken; what has ended, every two seconds."""
+    """Submit tasks from `ahead` until none is left or the pool is broken. Yields the tasks that have ended, with their
+    errors, at least every two seconds."""
     waiting: dict[Future[None], Task] = {}
     broken = False
     while waiting or (ahead and not broken):
-        # No more than the workers take at once: what a pool has in its queue cannot be called back.
+        # Submit only as many tasks as there are workers: a task in the queue of a broken pool would be lost.
         while ahead and not broken and len(waiting) < workers:
             task = ahead.popleft()
             waiting[submit(task)] = task
@@ -218,7 +221,7 @@ def _outcomes(
 
 
 def _submit(pool: Executor, task: Task, out: Path, runs: Path, commit: str | None) -> Future[None]:
-    """What a pool that broke a moment ago is given fails like what it was running."""
+    """A task submitted to a broken pool fails with the same error as the tasks that were running in it."""
     try:
         return pool.submit(run_task, task, out, runs, commit)
     except BrokenProcessPool as error:
@@ -228,8 +231,8 @@ def _submit(pool: Executor, task: Task, out: Path, runs: Path, commit: str | Non
 
 
 def _prepare_worker(parent: int) -> None:
-    """One thread each; and a worker whose parent is gone stops as if asked to, so that it does not write into the
-    directories of the next reproduction."""
+    """Limit the worker to one thread, and make it stop when its parent has died: it must not write into the directories
+    of the next reproduction."""
     import torch
 
     torch.set_num_threads(1)
@@ -237,7 +240,7 @@ def _prepare_worker(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             sleep(1.0)
-        os.kill(os.getpid(), signal.SIGTERM)  # a training saves its state
+        os.kill(os.getpid(), signal.SIGTERM)  # a training saves a checkpoint and ends
         sleep(60.0)
         os._exit(1)
 
@@ -245,13 +248,13 @@ def _prepare_worker(parent: int) -> None:
 
 
 def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> None:
-    """Runs a task and writes its record."""
+    """Run a task and write its record."""
     began = perf_counter() - _seconds_before(runs / task.key)
     try:
         with _alone(runs / f"{task.key}.lock"):
             result = task.run(runs / task.key)
     except Exception as error:
-        # Not every exception travels between processes whole; its text does.
+        # Some exceptions cannot be pickled; their text always can.
         raise ReproductionError(f"{error}\n{traceback.format_exc()}") from None
     record: dict[str, Any] = {
         "key": task.key,
@@ -267,18 +270,18 @@ def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> No
 
 
 def _seconds_before(directory: Path) -> float:
-    """How long a training that was stopped had taken by its last row of metrics."""
+    """Seconds that a stopped training had already taken, by its last row of metrics."""
     rows = load_metrics(directory)
     return float(rows[-1]["seconds"]) if rows else 0.0
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keeps a second process out of a run's directory; the system releases it with the process."""
+    """Lock a run directory against a second process; the system releases the lock when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # not a Unix: whoever starts two at once is not told
+    except ImportError:  # no Unix: there is no lock, and two processes at once are not noticed
         yield
         return
     with open(path, "w") as file:
@@ -290,7 +293,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class _Display:
-    """One bar over all tasks; trainings under way count by the steps in their metrics."""
+    """A progress bar over all tasks. A running training counts by the steps in its metrics."""
 
     def __init__(self, tasks: list[Task], of: int, runs: Path) -> None:
         from rich.console import Console
@@ -318,7 +321,7 @@ class _Display:
             self._console.print(text, highlight=False, markup=False)
 
     def _left(self, completed: float) -> str:
-        """By the pace since the beginning: that of the last moments jumps, as evaluations log nothing."""
+        """Remaining time, by the mean speed since the start; the current speed jumps, as evaluations log nothing."""
         if completed <= self._earlier:
             return ""
         pace = (perf_counter() - self._began) / (completed - self._earlier)

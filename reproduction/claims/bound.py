@@ -13,7 +13,9 @@ from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
 from cebm.information import SaturatedBoundWarning, info_nce_bound
 from cebm.negatives import LongChain
 from cebm.samplers import Constant, Langevin
-from reproduction.ledger import Claim, Computation, Finding, Interval, Result, Results, Scale, Task, Verdict
+from reproduction.intervals import Interval, Verdict
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,9 @@ from cebm.certificate import Target
 from cebm.energy import Actions
 from cebm.samplers import Constant, Langevin, run
 from reproduction.claims.langevin import unbounded_targets
-from reproduction.ledger import Claim, Computation, Finding, Interval, Result, Results, Scale, Task, Verdict
+from reproduction.intervals import Interval, Verdict
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

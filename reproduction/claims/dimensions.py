@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
 from cebm.trials import Trial, find_trial
-from reproduction.ledger import (
-    Claim,
-    Finding,
-    Interval,
-    Results,
-    Scale,
-    Task,
-    Training,
-    Verdict,
-    all_parts,
-    minus,
-    percent,
-    training,
-)
+from reproduction.intervals import Interval, Verdict, all_parts, minus, percent
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import Scale, Training, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

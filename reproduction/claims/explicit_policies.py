@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
-from reproduction.ledger import Claim, Finding, Interval, Results, Scale, Task, all_parts, decide, training
+from reproduction.intervals import Interval, all_parts, decide
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

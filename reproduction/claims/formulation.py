@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reproduction.ledger import Claim, Finding, Interval, Results, Scale, Task, decide, training
+from reproduction.intervals import Interval, decide
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

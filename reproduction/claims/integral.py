@@ -10,7 +10,9 @@ from cebm.explicit import MixtureDensityEnergy
 from cebm.information import Quadrature
 from cebm.negatives import GaussianMixture, ShortChains, Source, Uniform
 from cebm.samplers import Langevin
-from reproduction.ledger import Claim, Computation, Finding, Interval, Result, Results, Scale, Task
+from reproduction.intervals import Interval
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

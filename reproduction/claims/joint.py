@@ -6,19 +6,9 @@ from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
 from cebm.trials import find_trial
-from reproduction.ledger import (
-    Claim,
-    Finding,
-    Interval,
-    Results,
-    Scale,
-    Task,
-    Verdict,
-    all_parts,
-    decide,
-    minus,
-    training,
-)
+from reproduction.intervals import Interval, Verdict, all_parts, decide, minus
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

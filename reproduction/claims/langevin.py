@@ -17,18 +17,9 @@ from cebm.certificate import (
     named_sampler,
 )
 from cebm.samplers import Collect, run
-from reproduction.ledger import (
-    Claim,
-    Computation,
-    Finding,
-    Interval,
-    Result,
-    Results,
-    Scale,
-    Task,
-    Verdict,
-    percent,
-)
+from reproduction.intervals import Interval, Verdict, percent
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,9 @@ import numpy as np
 
 from cebm.envs.particle import ParticleTask
 from cebm.trials import find_trial
-from reproduction.ledger import SCALES, Claim, Finding, Interval, Results, Scale, Task, Verdict, decide, training
+from reproduction.intervals import Interval, Verdict, decide
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import SCALES, Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING
 from cebm.trials import Trial, find_trial
 from reproduction.claims.mcmc_loss import no_better
 from reproduction.claims.noise import label, with_noise
-from reproduction.ledger import (
-    PLATEAU,
-    Claim,
-    Finding,
-    Interval,
-    Results,
-    Scale,
-    Task,
-    Verdict,
-    all_parts,
-    decide,
-    training,
-)
+from reproduction.intervals import Interval, Verdict, all_parts, decide
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose.shared import PLATEAU
+from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cebm.trials import find_trial
-from reproduction.ledger import PLATEAU, Claim, Finding, Interval, Results, Scale, Task, Verdict, percent, training
+from reproduction.intervals import Interval, Verdict, percent
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose.shared import PLATEAU
+from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

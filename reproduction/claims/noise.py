@@ -9,20 +9,9 @@ import numpy as np
 
 from cebm.samplers import Langevin
 from cebm.trials import find_trial
-from reproduction.ledger import (
-    Claim,
-    Finding,
-    Interval,
-    Results,
-    Scale,
-    Task,
-    Training,
-    Verdict,
-    all_parts,
-    decide,
-    percent,
-    training,
-)
+from reproduction.intervals import Interval, Verdict, all_parts, decide, percent
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import Scale, Training, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,9 @@ import numpy as np
 
 from cebm.envs.particle import ParticleTask
 from cebm.training import Job
-from reproduction.ledger import Claim, Finding, Interval, Results, Scale, Task, Training, Verdict, decide
+from reproduction.intervals import Interval, Verdict, decide
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.trainings import Scale, Training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

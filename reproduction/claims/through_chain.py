@@ -16,19 +16,10 @@ from cebm.networks import FeedForwardEnergy
 from cebm.trainer import Trainer
 from cebm.training import Job, trainer_of
 from cebm.trials import Trial, find_trial
-from reproduction.ledger import (
-    PLATEAU,
-    Claim,
-    Computation,
-    Finding,
-    Interval,
-    Result,
-    Results,
-    Scale,
-    Task,
-    decide,
-    training,
-)
+from reproduction.intervals import Interval, decide
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.prose.shared import PLATEAU
+from reproduction.trainings import Result, Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,19 +19,10 @@ from cebm.spaces import margin_limit
 from cebm.trainer import Trainer
 from cebm.trials import Trial, find_trial
 from reproduction.claims.dimensions import in_dimensions
-from reproduction.ledger import (
-    Claim,
-    Computation,
-    Finding,
-    Interval,
-    Result,
-    Results,
-    Scale,
-    Task,
-    Verdict,
-    percent,
-)
-from reproduction.ledger import training as train_task
+from reproduction.intervals import Interval, Verdict, percent
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.trainings import Result, Scale
+from reproduction.trainings import training as train_task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,9 @@ import torch
 
 from reproduction.claims import bound
 from reproduction.claims.bound import COUNTS, ENERGIES, NATS, NEGATIVES, REST, RHO, Bound
-from reproduction.ledger import SMOKE, Results
+from reproduction.ledger import Results
 from reproduction.running import conclude, run_task
+from reproduction.trainings import SMOKE
 
 CLAIM = Bound()
 TOY = replace(SMOKE, samples=40)

@@ -11,8 +11,9 @@ import torch
 from cebm.certificate import Gaussian
 from reproduction.claims import descent
 from reproduction.claims.descent import FRACTIONS, STEP_RULES, Descent, noise_and_descent
-from reproduction.ledger import SMOKE, Result, Results
+from reproduction.ledger import Results
 from reproduction.running import conclude, run_task
+from reproduction.trainings import SMOKE, Result
 
 CLAIM = Descent()
 TOY = replace(SMOKE, samples=2000)

@@ -13,10 +13,11 @@ import pytest
 from cebm.envs.particle import ParticleTask
 from cebm.evaluation import Evaluation, _particle_rows
 from cebm.training import demonstrations_of
-from reproduction import ledger
+from reproduction import trainings
 from reproduction.claims.explicit_policies import TASKS, TRIALS, ExplicitPolicies
-from reproduction.ledger import PAPER, Results, Training, training
+from reproduction.ledger import Results
 from reproduction.tests.test_running import TINY, short
+from reproduction.trainings import PAPER, Training, training
 
 NOISE = np.array([0.02, -0.01, 0.0, 0.01, -0.02])
 
@@ -93,9 +94,9 @@ def test_a_goal_is_reached_by_going_there_and_not_between(monkeypatch: pytest.Mo
             stepper: Any = SimpleNamespace(act=act)
             return Evaluation(_particle_rows(stepper, task, episodes, seed)[0], seed, 0.0, 0.0, 0.0)
 
-        monkeypatch.setattr(ledger, "evaluate", rolled)
+        monkeypatch.setattr(trainings, "evaluate", rolled)
         policy: Any = None
-        return ledger._tested(policy, task.job, task.job.task)["reached_a_goal"]
+        return trainings._tested(policy, task.job, task.job.task)["reached_a_goal"]
 
     assert share(lambda obs: obs[:, 2:4]) == 1  # the first goal
     assert share(lambda obs: obs[:, 4:6]) == 1  # or the second
@@ -106,7 +107,7 @@ def test_a_goal_is_reached_by_going_there_and_not_between(monkeypatch: pytest.Mo
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
-    monkeypatch.setattr(ledger, "information", lambda *_: {})  # takes time, and this claim does not ask
+    monkeypatch.setattr(trainings, "information", lambda *_: {})  # takes time, and this claim does not ask
     claim = ExplicitPolicies()
     tasks = [short(task) for task in claim.tasks(TINY, range(2))]
     finding = claim.judge(Results.of(tasks, {task.key: task.run(tmp_path / task.key) for task in tasks}))

@@ -9,8 +9,9 @@ import pytest
 
 from cebm.trials import find_trial
 from reproduction.claims.formulation import Formulation
-from reproduction.ledger import PAPER, SMOKE, Result, Results, Task, Training
+from reproduction.ledger import Results, Task
 from reproduction.running import reproduce
+from reproduction.trainings import PAPER, SMOKE, Result, Training
 
 TINY = replace(SMOKE, steps=4, demonstrations=2, evaluate_every=2, evaluation_episodes=2)
 

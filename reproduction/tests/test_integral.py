@@ -9,8 +9,9 @@ import torch
 from cebm.negatives import Uniform
 from reproduction.claims import integral
 from reproduction.claims.integral import SOURCES, Integral
-from reproduction.ledger import SMOKE, Results
+from reproduction.ledger import Results
 from reproduction.running import conclude, run_task
+from reproduction.trainings import SMOKE
 
 CLAIM = Integral()
 

@@ -13,8 +13,9 @@ from cebm.energy import Actions, Context, EnergyModel
 from cebm.samplers import ChainState, Langevin, Sampler, StepInfo
 from reproduction.claims import langevin
 from reproduction.claims.langevin import LangevinStep
-from reproduction.ledger import SMOKE, Result, Results
+from reproduction.ledger import Results
 from reproduction.running import conclude, run_task
+from reproduction.trainings import SMOKE, Result
 
 CLAIM = LangevinStep()
 TARGETS = ("gaussian", "skewed", "double-well")

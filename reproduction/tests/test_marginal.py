@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from cebm.trials import find_trial
-from reproduction import ledger
+from reproduction import trainings
 from reproduction.claims.marginal import LONG, PAPERS, Marginal, on_par, steps_per_epoch
-from reproduction.ledger import PAPER, Finding, Interval, Result, Results, Training, second_half
+from reproduction.intervals import Interval
+from reproduction.ledger import Finding, Results, second_half
 from reproduction.tests.test_running import TINY, short
+from reproduction.trainings import PAPER, Result, Training
 
 
 def run(*successes: float) -> Result:
@@ -121,7 +123,7 @@ def test_tasks_differ_in_the_sampler_alone() -> None:
 def test_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
-    monkeypatch.setattr(ledger, "information", lambda *_: {"conditional_entropy": 0.0})  # for the time it takes
+    monkeypatch.setattr(trainings, "information", lambda *_: {"conditional_entropy": 0.0})  # for the time it takes
     claim = Marginal()
     tasks = [short(task) for task in claim.tasks(TINY, range(1))]
     found = Results.of(tasks, {task.key: task.run(tmp_path / task.key) for task in tasks})

@@ -12,10 +12,11 @@ import pytest
 from cebm.cli import main
 from reproduction import running
 from reproduction.claims import CLAIMS
-from reproduction.ledger import PAPER, Claim
+from reproduction.ledger import Claim
 from reproduction.page import ledger, prose, write_ledger, write_page
 from reproduction.running import ReproductionError, judge_records
 from reproduction.tests.test_running import Inline
+from reproduction.trainings import PAPER
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproduction/results"

@@ -22,22 +22,11 @@ from cebm.samplers import Langevin
 from cebm.trainer import Trainer
 from cebm.training import restored
 from cebm.trials import find_trial
-from reproduction import ledger, running
-from reproduction.ledger import (
-    Claim,
-    Computation,
-    Finding,
-    Interval,
-    Result,
-    Results,
-    Scale,
-    Task,
-    Training,
-    decide,
-    training,
-    unusual,
-)
+from reproduction import running, trainings
+from reproduction.intervals import Interval, decide
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
 from reproduction.running import ReproductionError, reproduce, run_task
+from reproduction.trainings import Result, Scale, Training, training, unusual
 
 TINY = Scale("smoke", 4, 2, 3, 4, 2, 2, True)
 
@@ -185,7 +174,7 @@ def test_records_of_other_settings_are_refused(inline: None, tmp_path: Path) -> 
 
 
 def test_the_settings_of_a_training_are_all_there() -> None:
-    task = training("ibc", ledger.PAPER, 0)
+    task = training("ibc", trainings.PAPER, 0)
     changed = replace(task, job=replace(task.job, trial=replace(task.job.trial, sampler=Langevin("ibc", noise=0.2))))
     assert running.differing(task.settings, task.settings) == ""
     assert running.differing(task.settings, changed.settings) == "noise: 0.1, now 0.2"
@@ -292,7 +281,7 @@ def test_a_run_that_diverges_is_measured_as_its_last_checkpoint_has_it(
         return step(trainer)
 
     monkeypatch.setattr(Trainer, "step", failing)
-    monkeypatch.setattr(ledger, "information", lambda *_: {})
+    monkeypatch.setattr(trainings, "information", lambda *_: {})
     result = task.run(tmp_path / task.key)
     assert result["diverged"] == "loss is nan, at step 6; last good checkpoint: step 3"
     assert [row["step"] for row in result["curve"]] == [2, 4, 6, 8, 9]
@@ -356,12 +345,12 @@ def test_a_key_is_the_settings_and_not_the_label() -> None:
 def test_costs_are_about_the_times_that_were_measured() -> None:
     # Seconds of one run on one core, of reproduction/results/runs, with nothing else on the machine.
     measured = {"ibc": 616, "mcmc-loss": 617, "correct": 645, "mse": 25}
-    costs = {name: training(name, ledger.PAPER, 0).cost for name in measured}
-    longer = training("ibc", ledger.PAPER, 0, steps=3000).cost
+    costs = {name: training(name, trainings.PAPER, 0).cost for name in measured}
+    longer = training("ibc", trainings.PAPER, 0, steps=3000).cost
     seconds = [measured[name] / costs[name] for name in measured] + [979 / longer]
     assert max(seconds) < 2 * min(seconds)
-    assert training("ibc", ledger.PAPER, 0, followed=False).cost < costs["ibc"]
-    assert training("ibc", ledger.PAPER, 0, followed=False).job.evaluate_every == ledger.PAPER.steps
+    assert training("ibc", trainings.PAPER, 0, followed=False).cost < costs["ibc"]
+    assert training("ibc", trainings.PAPER, 0, followed=False).job.evaluate_every == trainings.PAPER.steps
 
 
 def test_results_follow_the_seeds() -> None:

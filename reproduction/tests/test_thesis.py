@@ -17,8 +17,9 @@ from reproduction.claims.integral import Integral
 from reproduction.claims.marginal import Marginal
 from reproduction.claims.thesis import Thesis, correlation, spearman
 from reproduction.claims.validation import Validation
-from reproduction.ledger import PAPER, Results, Training
+from reproduction.ledger import Results
 from reproduction.tests.test_running import TINY, short
+from reproduction.trainings import PAPER, Training
 
 OTHERS = (Integral(), Formulation(), Marginal(), Validation(), ExplicitPolicies())
 

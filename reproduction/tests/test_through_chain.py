@@ -17,8 +17,9 @@ from cebm.samplers import run
 from cebm.training import trainer_of
 from cebm.trials import find_trial
 from reproduction.claims.through_chain import LABEL, THROUGH, ThroughChain, extra_gradient, job_of
-from reproduction.ledger import SMOKE, Result, Results, Training, training
+from reproduction.ledger import Results
 from reproduction.running import conclude, run_task
+from reproduction.trainings import SMOKE, Result, Training, training
 
 CLAIM = ThroughChain()
 TOY = replace(SMOKE, steps=3, demonstrations=2, evaluate_every=2, evaluation_episodes=2)

@@ -23,21 +23,11 @@ from reproduction.claims.joint import EARLY, FREE, Joint, five_epochs
 from reproduction.claims.maxent import BESIDE, LITTLE, MaxEnt, beside
 from reproduction.claims.mcmc_loss import McmcLoss, no_better
 from reproduction.claims.noise import Noise
-from reproduction.ledger import (
-    PAPER,
-    SMOKE,
-    Claim,
-    Finding,
-    Interval,
-    Result,
-    Results,
-    Training,
-    Verdict,
-    all_parts,
-    training,
-)
+from reproduction.intervals import Interval, Verdict, all_parts
+from reproduction.ledger import Claim, Finding, Results
 from reproduction.running import draw, reproduce
 from reproduction.tests.test_formulation import run_short
+from reproduction.trainings import PAPER, SMOKE, Result, Training, training
 
 CLAIMS: tuple[Claim, ...] = (Noise(), Chains(), McmcLoss(), MaxEnt(), Joint(), Dimensions())
 TINY = replace(SMOKE, steps=6, demonstrations=1, many=1, evaluate_every=6, evaluation_episodes=1)

@@ -30,8 +30,9 @@ from reproduction.claims.validation import (
     within,
 )
 from reproduction.command import REFERENCE
-from reproduction.ledger import PAPER, Computation, Result, Results
+from reproduction.ledger import Computation, Results
 from reproduction.tests.test_running import TINY, short
+from reproduction.trainings import PAPER, Result
 
 STEPS = np.arange(31)
 
