@@ -15,6 +15,7 @@ from cebm.negatives import LongChain
 from cebm.samplers import Constant, Langevin
 from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.prose import bound as prose
 from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
@@ -71,23 +72,7 @@ class Bound(Claim):
     number = 10
     slug = "bound"
     section = "Sec. V"
-    statement = (
-        "log(M + 1) − InfoNCE is a lower bound of the mutual information for independent negatives of the marginal "
-        "p(y), and is none for negatives from a long chain of the conditional distribution of the energy."
-    )
-    protocol = (
-        "x and y are 20 pairs of correlated standard Gaussians with I(x; y) = 4 nats. Three quadratic energies: the "
-        "density ratio p(y|x)/p(y), for which the bound is tight; the conditional p(y|x); and the same 16 times "
-        "flatter, as of an untrained network. Of each, the number log(M + 1) − InfoNCE over 1,000 pairs for M = 7, 63, "
-        "255 and 511 negatives, which are independent samples of p(y), or the states of one long chain per pair of the "
-        "correct Langevin step on exp(−E(x, ·)), after a burn-in of 100 steps."
-    )
-    metric = "The number minus I(x; y), in nats: a lower bound is at most 0, for every energy and every M."
-    rule = (
-        "Holds where the 95 % interval over seeds lies above 0 for no energy and M with negatives of the marginal, and "
-        "for at least one with those of the long chain. Does not hold where it lies above 0 for some energy and M with "
-        "negatives of the marginal, or below 0 for all with those of the long chain. Else inconclusive."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         return [Computation(self, seed, scale) for seed in seeds]
@@ -133,12 +118,15 @@ class Bound(Claim):
             verdict = "holds"
         else:
             verdict = "inconclusive"
+        facts = prose.Facts(
+            nats=NATS,
+            largest={kind: _largest(excess[kind]) for kind in NEGATIVES},
+            count=COUNTS[-1],
+            own_chain=Interval.of(values["long chain"]["conditional"][-1]),
+        )
         return Finding(
             verdict,
-            f"Largest value minus I = {NATS:g} nats: "
-            + "; ".join(f"{_largest(excess[kind])} for negatives of the {kind}" for kind in NEGATIVES)
-            + ". With the conditional's energy and its own chain, M = "
-            f"{COUNTS[-1]}, the number is {Interval.of(values['long chain']['conditional'][-1]).number()}.",
+            prose.measured(facts),
             {
                 "nats": NATS,
                 "counts": list(COUNTS),
@@ -148,11 +136,7 @@ class Bound(Claim):
                     for kind, by_case in excess.items()
                 },
             },
-            "In theory there are two ways to be wrong. A chain of an energy that fits has negatives that cannot be "
-            "told from the positive: in expectation the number is then at most 0 (the positive is exchangeable with "
-            "independent samples of its own distribution), below I but whatever I is. A chain of an energy that is too "
-            "flat goes where no action is, and the number then counts how easy that is to see, up to log(M + 1), "
-            "again whatever I is." + ("" if verdict == "holds" else " These runs do not show it, or not clearly."),
+            prose.comment(verdict),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -182,6 +166,6 @@ def nats(positive: Tensor, negative: Tensor) -> float:
         return info_nce_bound(positive, negative).nats
 
 
-def _largest(excess: dict[tuple[str, int], Interval]) -> str:
+def _largest(excess: dict[tuple[str, int], Interval]) -> prose.Largest:
     (name, count), interval = max(excess.items(), key=lambda item: item[1].mean)
-    return f"{interval.number()} (energy: {name}, M = {count})"
+    return prose.Largest(interval, name, count)

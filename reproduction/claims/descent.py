@@ -12,6 +12,7 @@ from cebm.samplers import Constant, Langevin, run
 from reproduction.claims.langevin import unbounded_targets
 from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.prose import descent as prose
 from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
@@ -30,27 +31,7 @@ class Descent(Claim):
     number = 16
     slug = "descent"
     section = "Appendix B"
-    statement = (
-        "As the step size falls, IBC's Langevin step (with σ = 1) tends to gradient descent, and the noise has a "
-        "smaller share in it than in the correct step."
-    )
-    protocol = (
-        "The certificate's three targets without a border; λ from the target's first step size (0.005; double well "
-        "0.012) down to a 64th of it. 1,000 chains from the target's start run for the same time λ·steps, 10 steps "
-        "at the largest λ and 640 at the smallest, by IBC's step with σ = 1, by the correct one with τ = λ/2, and "
-        "without noise from the same start; no clipping."
-    )
-    metric = (
-        "Distance to the noise-free path at its end, root mean square over chains, each dimension in standard "
-        "deviations of the target; its slope is that of a line through (log λ, log distance). Share of the noise in "
-        "the first step: mean square of the noise over that of noise plus that of the gradient's move."
-    )
-    rule = (
-        "Holds where, on every target, the 95 % interval of the slope lies above 0.25 for IBC's step (√λ has 0.5) and "
-        "below 0.25 for the correct one, and that of the difference of the shares at the smallest λ, correct − IBC's, "
-        "lies above 0. Does not hold where, on some target, one of the three lies on the other side of its limit. Else "
-        "inconclusive."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         return [Computation(self, seed, scale) for seed in seeds]
@@ -107,17 +88,20 @@ class Descent(Claim):
             verdict = "does not hold"
         else:
             verdict = "inconclusive"
-        measured = "; ".join(
-            f"{target}: slope {intervals['ibc'][target].number()} with IBC's step and "
-            f"{intervals['correct'][target].number()} with the correct one, share of the noise in a step from "
-            f"{100 * _mean(computed, target, 'ibc', 0):.1f} % to {100 * _mean(computed, target, 'ibc', -1):.1f} % and "
-            f"from {100 * _mean(computed, target, 'correct', 0):.1f} % to "
-            f"{100 * _mean(computed, target, 'correct', -1):.1f} %"
-            for target in targets
-        )
+        steps = {
+            formulation: {
+                target: prose.Step(
+                    slope=intervals[formulation][target],
+                    first_share=_mean(computed, target, formulation, 0),
+                    last_share=_mean(computed, target, formulation, -1),
+                )
+                for target in targets
+            }
+            for formulation in STEP_RULES
+        }
         return Finding(
             verdict,
-            f"From the largest to the smallest step, {measured}.",
+            prose.measured({target: (steps["ibc"][target], steps["correct"][target]) for target in targets}),
             {
                 "sizes": {target: computed[0][target]["sizes"] for target in targets},
                 "distance": _collect(computed, "distance"),
@@ -125,11 +109,7 @@ class Descent(Claim):
                 "share of the path": _collect(computed, "share of the path"),
                 "slopes": slopes,
             },
-            "A single step of IBC's does not change its character with λ: gradient and noise are both proportional to "
-            "it, so that the noise keeps its share, and it is only against the correct step, whose share of noise "
-            "grows as λ falls, that it is small. What the step size changes is the sum of many steps: in a fixed time "
-            "there are 1/λ of them, the gradients add up and the noise of each, λσ, averages out, to √λ σ in all."
-            + ("" if verdict == "holds" else " This is theory: these runs do not show it, or not clearly."),
+            prose.comment(verdict),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

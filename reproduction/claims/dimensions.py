@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from cebm.envs.particle import ParticleTask
 from cebm.trials import Trial, find_trial
-from reproduction.intervals import Interval, Verdict, all_parts, minus, percent
+from reproduction.intervals import Interval, Verdict, all_parts, minus
 from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose import dimensions as prose
 from reproduction.trainings import Scale, Training, training
 
 if TYPE_CHECKING:
@@ -56,33 +57,7 @@ class Dimensions(Claim):
     number = 9
     slug = "dimensions"
     section = "Sec. III"
-    statement = (
-        "Neither uniform negatives nor a Gaussian mixture as the proposal of an importance-sampled likelihood scale to "
-        "actions of many dimensions, where IBC's chains do."
-    )
-    protocol = (
-        "`uniform`, `gmm-nll` and `ibc` on the particle task in 1, 2, 4, 8 and 16 dimensions with 2,000 "
-        "demonstrations, the paper's number for 16, so that the negatives and not the data run short. `uniform` and "
-        "`gmm-nll` have 64 samples an example, which cost as much as the 8 chains of `ibc`, and all act with the same "
-        "search; `dfo` is left out, as its derivative-free search, and not its negatives, may be what fails. 2 and 16 "
-        "dimensions decide, as one dimension is a task of its own; the others are for the figure. Half as many steps "
-        "as in other claims: in a pilot of 2,000 steps in 16 dimensions, with a seed that does not count, the skill of "
-        "`ibc` was 0.90 at 500, 0.84 at 1,000 and 0.78 at the end, and that of `gmm-nll` 0.72 at 250, 0.60 at 1,000 "
-        "and 0.50 at the end; that of `uniform` stood at 0.53 from 750 to 1,250, where it was stopped."
-    )
-    metric = (
-        "Skill: 1 − e/√(dim/12), with e the last policy's mean distance to the expert's action on 256 validation "
-        "pairs; 1 is the expert, always acting at the centre is 0.06 in 2 dimensions and 0.01 in 16. It still tells "
-        "policies apart where none succeeds. The shortfall of a trial is the skill of `ibc` minus its own, paired by "
-        "seed. Success is reported beside it."
-    )
-    rule = (
-        "By 95 % intervals. A trial fails to scale where its shortfall in 16 dimensions lies above 0.1, and that "
-        "shortfall minus the one in 2 dimensions lies above 0. It scales where its shortfall in 16 dimensions lies "
-        "below 0.1. Holds where both `uniform` and `gmm-nll` fail to scale, does not hold where one of them scales, "
-        "else inconclusive; inconclusive too where `ibc` does not scale itself, with a mean skill below 0.5 in 16 "
-        "dimensions."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
     most_seeds = 3
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
@@ -115,25 +90,38 @@ class Dimensions(Claim):
         growths = {trial: Interval.of_difference(short[trial][many], short[trial][few]) for trial in short}
         works = Interval.of(skills["ibc"][many]).mean >= WORKS
         parts = {trial: fails_to_scale(shortfalls[trial], growths[trial], works) for trial in short}
-        verdict = all_parts(parts.values())
-
         gaps = {trial: Interval.of(results.at_the_end(label(trial, many), "energy_gap")) for trial in TRIALS}
         bounds = {trial: Interval.of(of(trial, many, "curve", -1, "mi_bound")) for trial in TRIALS}
-        energies = ", ".join(f"`{trial}` {gaps[trial].number()} and {bounds[trial].number()}" for trial in TRIALS)
-
-        def told(trial: str) -> str:
-            return f"from {Interval.of(skills[trial][few]).mean:.2f} to {Interval.of(skills[trial][many]).mean:.2f}"
-
-        found = "; ".join(
-            f"{told(trial)} for `{trial}`, a shortfall of {shortfalls[trial].number()} that has grown by "
-            f"{growths[trial].number()}"
-            for trial in short
+        facts = prose.Facts(
+            few=few,
+            many=many,
+            runs={
+                trial: prose.Run(
+                    few_skill=Interval.of(skills[trial][few]).mean,
+                    many_skill=Interval.of(skills[trial][many]).mean,
+                    success=Interval.of(success[trial][many]),
+                    gap=gaps[trial],
+                    bound=bounds[trial],
+                )
+                for trial in TRIALS
+            },
+            comparisons={
+                trial: prose.Comparison(
+                    shortfall=shortfalls[trial],
+                    growth=growths[trial],
+                    part=part,
+                    behind=shortfalls[trial].low > SHORT,
+                    wrong=bounds[trial].high < 0,
+                )
+                for trial, part in parts.items()
+            },
+            works=works,
+            ibc_successes=(success["ibc"][few], success["ibc"][many]),
+            skill_alone=2 * sum(success["ibc"][many]) < sum(success["ibc"][few]),
         )
         return Finding(
-            verdict,
-            f"From {few} to {many} dimensions the skill goes {told('ibc')} for `ibc`; {found}. Success in {many}: "
-            + ", ".join(f"{Interval.of(success[trial][many]).percent()} for `{trial}`" for trial in TRIALS)
-            + ".",
+            all_parts(parts.values()),
+            prose.measured(facts),
             {
                 "dimensions": list(DIMENSIONS),
                 "skill": {trial: list(skills[trial].values()) for trial in TRIALS},
@@ -144,18 +132,7 @@ class Dimensions(Claim):
                 "mi_bound": {trial: interval.to_json() for trial, interval in bounds.items()},
                 "parts": parts,
             },
-            "In 16 dimensions a uniform sample is typically 3.4 away from the demonstrated action, and a sample of the "
-            "mixture's narrowest component 0.1·√16 = 0.4, in a box of width 2; chains go where the search goes by "
-            "themselves. By how much the negatives' energies lie above those of the demonstrated actions at the end of "
-            f"training in {many} dimensions, and the bound on the information of held-out pairs, in nats: {energies}. "
-            + (
-                " ".join(
-                    f"`{trial}` {_comment(part, shortfalls[trial], bounds[trial])}" for trial, part in parts.items()
-                )
-                if works
-                else "But `ibc` does not learn the task in 16 dimensions, and is no reference."
-            )
-            + _succeeds(success["ibc"][few], success["ibc"][many]),
+            prose.comment(facts),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -171,24 +148,3 @@ class Dimensions(Claim):
             axes.set_xlabel("dimensions of the action")
             axes.set_ylabel(what)
             axes.legend(frameon=False, fontsize=8)
-
-
-def _comment(part: Verdict, shortfall: Interval, bound: Interval) -> str:
-    if part == "holds":
-        wrong = bound.high < 0
-        return "falls behind" + (": its energy is confident and wrong on held-out pairs." if wrong else ".")
-    if part == "does not hold":
-        return "keeps up."
-    if shortfall.low > SHORT:
-        return "falls behind; whether by more than in few dimensions, these seeds do not tell."
-    return "falls behind by no more than these seeds can tell."
-
-
-def _succeeds(few: list[float], many: list[float]) -> str:
-    """That a high skill is not yet success, where less than half of it is left."""
-    if not 2 * sum(many) < sum(few):
-        return ""
-    return (
-        f" `ibc` scales in skill alone: it succeeds in {percent(few)} of the episodes in {FEW} dimensions and in "
-        f"{percent(many)} in {DIMENSIONS[-1]}, where all of them have to be right at once."
-    )

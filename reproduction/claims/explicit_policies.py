@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from cebm.envs.particle import ParticleTask
 from reproduction.intervals import Interval, all_parts, decide
 from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose import explicit_policies as prose
 from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
@@ -24,29 +25,7 @@ class ExplicitPolicies(Claim):
     number = 14
     slug = "explicit"
     section = "Sec. I"
-    statement = (
-        "An implicit policy deals with multimodal demonstrations, on which an explicit policy that regresses the "
-        "action fails."
-    )
-    protocol = (
-        "`mse` (regression), `mdn` (a mixture density, explicit and multimodal) and `ibc` on the same demonstrations "
-        "of the 2-D particle task, for the same number of steps, all with one observation. Twice without the velocity: "
-        "with an expert that visits the goals in their order, and with one that flips a coin for the order. With the "
-        "coin the demonstrated action is one goal or the other, wherever the agent is, and their mean lies between; in "
-        "order it can still be either where the ways to the two goals cross, as the velocity tells them apart. So, "
-        "added when half of these runs had been seen and deciding nothing, a third time: the plain task, in order and "
-        "with the velocity."
-    )
-    metric = (
-        "The share of held-out episodes in which the last policy reaches a goal at all, per seed. The mean of two "
-        "goals is neither, though an agent may pass one on its way there; success asks for both goals, which takes a "
-        "memory of the first one or the velocity, and is reported. The lead is share(ibc) − share(mse) with the random "
-        "order, the loss share(mse) with the fixed order minus that with the random one; both paired by seed."
-    )
-    rule = (
-        "Holds where the 95 % intervals of both, the lead of `ibc` and the loss of `mse`, lie above 0; does not hold "
-        "where one of them lies below 0; else inconclusive. `mdn` is reported and decides nothing."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         return [
@@ -69,15 +48,22 @@ class ExplicitPolicies(Claim):
         mixture = Interval.of_difference(reached["random"]["mdn"], reached["random"]["mse"])
         verdict = all_parts([decide(lead), decide(loss)])
 
-        def told(group: dict[str, list[float]]) -> str:
-            return ", ".join(f"{Interval.of(values).percent()} with `{trial}`" for trial, values in group.items())
+        def intervals(shares: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Interval]]:
+            return {
+                order: {trial: Interval.of(values) for trial, values in group.items()}
+                for order, group in shares.items()
+            }
 
+        facts = prose.Facts(
+            reached=intervals(reached),
+            success=intervals(success),
+            lead=lead,
+            loss=loss,
+            mixture_copes=decide(mixture) == decide(lead) == "holds",
+        )
         return Finding(
             verdict,
-            f"A goal is reached with the fixed order in {told(reached['fixed'])}; with the random order in "
-            f"{told(reached['random'])}: a lead of {lead.points()} for `ibc` over `mse`, which loses {loss.points()} "
-            f"from one order to the other. Success with the fixed order {told(success['fixed'])}; with the random "
-            f"order {told(success['random'])}; on the plain task {told(success['plain'])}.",
+            prose.measured(facts),
             {
                 "reached": reached,
                 "success": success,
@@ -85,19 +71,7 @@ class ExplicitPolicies(Claim):
                 "loss": loss.to_json(),
                 "mdn_lead": mixture.to_json(),
             },
-            "A regression fits the mean of the demonstrated actions, which with two orders is a place between the "
-            "goals. An energy can have a minimum at each goal, of which acting picks one. "
-            + {
-                "holds": "That is what is seen here.",
-                "does not hold": "That is not what decides here.",
-                "inconclusive": "Whether that decides here, these seeds do not tell.",
-            }[verdict]
-            + (
-                " A mixture density copes as well, and needs neither a search nor negatives: being explicit is not "
-                "what makes a policy fail, being a mean is."
-                if decide(mixture) == decide(lead) == "holds"
-                else ""
-            ),
+            prose.comment(facts, verdict),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

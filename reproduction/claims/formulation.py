@@ -5,64 +5,48 @@ from typing import TYPE_CHECKING
 
 from reproduction.intervals import Interval, decide
 from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose import formulation as prose
 from reproduction.trainings import Scale, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+TRIALS = ("ibc", "correct")
+
+
 class Formulation(Claim):
     number = 3
     slug = "formulation"
     section = "Sec. III"
-    statement = (
-        "In training, chains of IBC's mis-scaled Langevin step give a better policy than chains of the correct step."
-    )
-    protocol = (
-        "`ibc` and `correct` differ in the sampler of their negatives alone. Both are trained on the same "
-        "demonstrations of the 2-D particle task, for the same number of steps, and act with the same search."
-    )
-    metric = "Success of the last policy on held-out episodes, per seed; the difference is paired by seed."
-    rule = (
-        "Holds where the 95 % interval of success(ibc) − success(correct) lies above 0, does not hold where it lies "
-        "below, else inconclusive."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        return [training(trial, scale, seed) for seed in seeds for trial in ("ibc", "correct")]
+        return [training(trial, scale, seed) for seed in seeds for trial in TRIALS]
 
     def judge(self, results: Results) -> Finding:
-        ibc, correct = (results.values(trial, "last", "success") for trial in ("ibc", "correct"))
-        near, far = (results.distances(trial) for trial in ("ibc", "correct"))
-        difference = Interval.of_difference(ibc, correct)
-        verdict, further = decide(difference), decide(Interval.of_difference(far, near))
-        sharp = {trial: Interval.of(results.values(trial, "conditional_entropy")) for trial in ("ibc", "correct")}
+        success = {trial: results.values(trial, "last", "success") for trial in TRIALS}
+        away = {trial: results.distances(trial) for trial in TRIALS}
+        difference = Interval.of_difference(success["ibc"], success["correct"])
+        verdict = decide(difference)
+        facts = prose.Facts(
+            success={trial: Interval.of(values) for trial, values in success.items()},
+            difference=difference,
+            distance={trial: Interval.of(values) for trial, values in away.items()},
+            further=decide(Interval.of_difference(away["correct"], away["ibc"])),
+            entropy={trial: Interval.of(results.values(trial, "conditional_entropy")) for trial in TRIALS},
+        )
         return Finding(
             verdict,
-            f"Success {Interval.of(ibc).percent()} with `ibc` and {Interval.of(correct).percent()} with `correct`: "
-            f"{difference.points()}.",
+            prose.measured(facts),
             {
-                "success": {"ibc": ibc, "correct": correct},
+                "success": success,
                 "difference": difference.to_json(),
-                "curves": results.curves(("ibc", "correct")),
-                "negative_distance": {"ibc": near, "correct": far},
-                "conditional_entropy": {trial: interval.to_json() for trial, interval in sharp.items()},
+                "curves": results.curves(TRIALS),
+                "negative_distance": away,
+                "conditional_entropy": {trial: interval.to_json() for trial, interval in facts.entropy.items()},
             },
-            f"In the second half of training the negatives are {Interval.of(near).number()} away from the demonstrated "
-            f"action with IBC's step and {Interval.of(far).number()} with the correct one, in a box of width 2. "
-            + {
-                "holds": "So those of the correct step end further away"
-                + (
-                    ", where they may teach less about the surroundings of the demonstrated action."
-                    if verdict == "holds"
-                    else "; that the policy suffers from it, these runs do not show."
-                ),
-                "does not hold": "So those of the correct step do not end further away.",
-                "inconclusive": "So those of the correct step hardly end further away.",
-            }[further]
-            + " Two things differ in that step: the noise, √(2τ) in place of λσ, and the drift, τ∇E in place of ½λ∇E, "
-            "where τ and λ have the same schedule; which of them matters was not measured. H(y|x) at the end is "
-            f"{sharp['ibc'].number()} nats with IBC's step and {sharp['correct'].number()} with the correct one.",
+            prose.comment(facts, verdict),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

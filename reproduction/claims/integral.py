@@ -10,8 +10,9 @@ from cebm.explicit import MixtureDensityEnergy
 from cebm.information import Quadrature
 from cebm.negatives import GaussianMixture, ShortChains, Source, Uniform
 from cebm.samplers import Langevin
-from reproduction.intervals import Interval
+from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.prose import integral as prose
 from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
@@ -30,22 +31,7 @@ class Integral(Claim):
     number = 1
     slug = "integral"
     section = "Sec. II and III"
-    statement = (
-        "Taking the mean of exp(−E) over samples for the integral Z, as eq. 2 does, is right only for samples of a "
-        "uniform proposal."
-    )
-    protocol = (
-        "Random energies of two actions: mixtures of four Gaussians with deviations from 0.15 up. For each, the log of "
-        "the mean of exp(−E) over 4,096 samples plus the log-volume of the box, against log Z of the box by "
-        "quadrature, for uniform samples, for a Gaussian mixture around an action of the density, and for IBC's "
-        "Langevin chains."
-    )
-    metric = "Bias of log Z in nats: the mean error over energies."
-    rule = (
-        "Holds where the 95 % interval of the bias over seeds reaches into ±0.02 nats for uniform samples, and lies "
-        "beyond ±0.1 nats for the other two; does not hold where that of uniform samples lies beyond ±0.1 nats or that "
-        "of another source within ±0.02; else inconclusive."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         return [Computation(self, seed, scale) for seed in seeds]
@@ -74,19 +60,18 @@ class Integral(Claim):
         def beyond(interval: Interval, nats: float) -> bool:
             return interval.low > nats or interval.high < -nats
 
+        verdict: Verdict
         if not beyond(uniform, 0.02) and all(beyond(other, 0.1) for other in others):
             verdict = "holds"
         elif beyond(uniform, 0.1) or any(other.low > -0.02 and other.high < 0.02 for other in others):
             verdict = "does not hold"
         else:
             verdict = "inconclusive"
-        measured = ", ".join(f"{interval.number()} nats for {name}" for name, interval in intervals.items())
         return Finding(
-            verdict,  # type: ignore[arg-type]
-            f"Bias of log Z: {measured}.",
+            verdict,
+            prose.measured(intervals),
             {"bias": biases, "intervals": {name: interval.to_json() for name, interval in intervals.items()}},
-            "The mean of exp(−E) over samples of q estimates ∫ q exp(−E), which is Z over the volume only where q is "
-            "uniform. Chains and mixtures around the demonstration go where exp(−E) is large: their mean is too large.",
+            prose.COMMENT,
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

@@ -17,8 +17,9 @@ from cebm.certificate import (
     named_sampler,
 )
 from cebm.samplers import Collect, run
-from reproduction.intervals import Interval, Verdict, percent
+from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.prose import langevin as prose
 from reproduction.trainings import Result, Scale
 
 if TYPE_CHECKING:
@@ -42,28 +43,7 @@ class LangevinStep(Claim):
     number = 2
     slug = "langevin"
     section = "Sec. III, Fig. 1 and appendix B"
-    statement = (
-        "IBC's Langevin step, with σ = 1, does not sample the distribution of its energy; the correct step does."
-    )
-    protocol = (
-        "The certificate's three targets with known moments and without a border: the paper's Gaussian, a skewed one "
-        "and a double well. On each, both steps run without clipping, with the same drift (τ = λ/2) and the paper's "
-        "schedule of λ, from 0.005 to 0.001 (double well: 0.012 to 0.003): 1,000 independent chains of 50 to 500 "
-        "steps, whose last states count, and the paper's single chain of 4,000 steps, whose last 1,000 states count "
-        "(64 replicas tell its sampling error)."
-    )
-    metric = (
-        "The verdict of the certificate, which tests mean, standard deviation and temperature beyond a tolerance of "
-        "0.1, 0.1 and 0.2 at the level of 4.5 standard deviations; and the effective temperature E[(y − μ)·∇E]/d of "
-        "the 1,000 chains, which is 1 for samples of exp(−E)."
-    )
-    rule = (
-        "Holds where, on every target and for both kinds of run, all seeds certify that the correct step samples the "
-        "target and that IBC's does not, and on every target the 95 % interval of the temperature lies below 0.5 for "
-        "IBC's step and reaches into 0.8 to 1.2 for the correct one. Does not hold where, on some target, more than "
-        "half of the seeds find the correct step at fault or IBC's without fault in some run, or the interval lies "
-        "outside of 0.8 to 1.2 for the correct step or above 0.5 for IBC's. Else inconclusive."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         return [Computation(self, seed, scale) for seed in seeds]
@@ -112,15 +92,10 @@ class LangevinStep(Claim):
             verdict = "does not hold"
         else:
             verdict = "inconclusive"
-        measured = "; ".join(
-            f"{target}: {intervals['ibc'][target].number()} with IBC's step, "
-            f"{intervals['correct'][target].number()} with the correct one"
-            for target in targets
-        )
+        facts = prose.Facts(intervals, [*passed["correct"].values()], [*failed["ibc"].values()])
         return Finding(
             verdict,
-            f"Effective temperature, {measured}. Certified in {percent([*passed['correct'].values()])} of the runs of "
-            f"the correct step, refused in {percent([*failed['ibc'].values()])} of those of IBC's.",
+            prose.measured(facts),
             {
                 "temperature": temperatures,
                 "intervals": {
@@ -131,10 +106,7 @@ class LangevinStep(Claim):
                 "failed": failed,
                 "states": {label: computed[0][label]["states"] for label in SAMPLERS},
             },
-            "On a Gaussian both steps are linear autoregressions, so theory knows the temperature: 1 up to O(τ) for "
-            "the correct one, λσ² for IBC's, which at the step sizes of the figure is some thousandths. What the "
-            "Gaussian's 50 steps have beyond that is left of their start, of which they forget all but a hundredth."
-            + ("" if verdict == "holds" else " These runs do not show it, or not clearly."),
+            prose.comment(verdict),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:

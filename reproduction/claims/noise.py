@@ -9,8 +9,9 @@ import numpy as np
 
 from cebm.samplers import Langevin
 from cebm.trials import find_trial
-from reproduction.intervals import Interval, Verdict, all_parts, decide, percent
+from reproduction.intervals import Interval, all_parts, decide
 from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose import noise as prose
 from reproduction.trainings import Scale, Training, training
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def label(sigma: float) -> str:
 def with_noise(sigma: float, scale: Scale, seed: int) -> Training:
     """`ibc` with that σ; the plain trial by its name, as other claims train it too."""
     plain = find_trial("ibc")
-    assert isinstance(plain.sampler, Langevin)
+    if not isinstance(plain.sampler, Langevin):
+        raise TypeError(f"trial ibc must have a Langevin sampler, got {type(plain.sampler).__name__}")
     changed = replace(plain, sampler=replace(plain.sampler, noise=sigma))
     return training("ibc" if changed == plain else changed, scale, seed, label(sigma))
 
@@ -49,28 +51,7 @@ class Noise(Claim):
     number = 4
     slug = "noise"
     section = "Sec. III and V"
-    statement = (
-        "The smaller the noise scale σ of IBC's training chains, the nearer its negatives are to the demonstrated "
-        "actions, the lower is the entropy of the learned p(y|x), and the higher its mutual information."
-    )
-    protocol = (
-        "`ibc` on the 2-D particle task with σ of 1, 0.3, 0.1 (the plain trial), 0.03 and 0.01 in training and nothing "
-        "else changed; acting keeps its σ of 0.01. Distances are the mean over the second half of training; entropy "
-        "and information are those of the last policy's energy at 64 validation observations, by quadrature."
-    )
-    metric = (
-        "Per seed, the least-squares slope over log10 σ: of the distance ‖ỹ − y‖ (normalised, a range of 2), of "
-        "H(y|x), and of −I(x; y), in nats; all three should be positive. Success is reported and does not decide, as "
-        "the paper found a small σ useful for some tasks only."
-    )
-    rule = (
-        "A part holds where the 95 % interval of its slope lies above what counts as a change per factor of ten, 0.01 "
-        "for the distance and 0.05 nats for the other two; it does not hold where the interval lies below that; else "
-        "it is inconclusive. Information does not decide where its mean at σ = 1 is within 0.3 nats of the ceiling "
-        "log 64 of what 64 observations can tell (at σ = 0.1, measured before this was written, it is): then the "
-        "entropy stands for it, as I = H(y) − H(y|x). The claim holds where all deciding parts hold, does not hold "
-        "where one does not, else it is inconclusive."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
     most_seeds = 3
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
@@ -92,20 +73,23 @@ class Noise(Claim):
         saturated = Interval.of(values["information"][SIGMAS[0]]).mean > CEILING - ROOM
         if saturated:
             del parts["information"]
-        verdict = all_parts(parts.values())
         first, last = (
             {name: Interval.of(values[name][sigma]).mean for name in values} for sigma in (SIGMAS[0], SIGMAS[-1])
         )
+        grows = parts["distance"] != "holds" and decide(early_slope, LEAST["distance"]) == "holds"
+        facts = prose.Facts(
+            first=first,
+            last=last,
+            slopes=slopes,
+            parts=parts,
+            saturated=saturated,
+            early_slope=early_slope,
+            growth=_growth(results, early) if grows else None,
+            coarse=max(coarse),
+        )
         return Finding(
-            verdict,
-            f"From σ = 1 to σ = 0.01 the distance goes from {first['distance']:.3f} to {last['distance']:.3f}, H(y|x) "
-            f"from {first['entropy']:.2f} to {last['entropy']:.2f} nats, I(x; y) from {first['information']:.2f} to "
-            f"{last['information']:.2f} nats and success from {100 * first['success']:.1f} to "
-            f"{100 * last['success']:.1f} %. A tenth of σ lowers the distance by {slopes['distance'].number()} and "
-            f"H(y|x) by {slopes['entropy'].number()} nats, and raises I(x; y) by {slopes['information'].number()} nats "
-            f"and success by {slopes['success'].points()} ({', '.join(f'{p}: {v}' for p, v in parts.items())}"
-            + (", information: at its ceiling)." if saturated else ").")
-            + f" In the first fifth of training a tenth of σ lowers the distance by {early_slope.number()}.",
+            all_parts(parts.values()),
+            prose.measured(facts),
             {
                 "sigmas": list(SIGMAS),
                 "values": {name: [found[sigma] for sigma in SIGMAS] for name, found in values.items()},
@@ -114,23 +98,7 @@ class Noise(Claim):
                 "early slope": early_slope.to_json(),
                 "parts": parts,
             },
-            " ".join(_COMMENTS[part, found] for part, found in parts.items())
-            + (
-                _grown(results, early)
-                if parts["distance"] != "holds" and decide(early_slope, LEAST["distance"]) == "holds"
-                else ""
-            )
-            + (
-                " Information is at the ceiling of what 64 observations can tell, and says nothing."
-                if saturated
-                else ""
-            )
-            + (
-                f" In some run the valleys of {100 * max(coarse):.0f} % of the observations are too narrow for the "
-                "quadrature's nodes, and their entropy is uncertain."
-                if max(coarse) > 0
-                else " All valleys are wide enough for the quadrature's nodes."
-            ),
+            prose.comment(facts),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -150,20 +118,14 @@ class Noise(Claim):
             axes.set_xlabel("σ of the training chains")
 
 
-def _grown(results: Results, early: dict[float, list[float]]) -> str:
-    """Why the distances depend on σ early in training, and not later: told where it is so."""
-    norm = Interval.of(results.at_the_end(label(SIGMAS[0]), "gradient_norm_last"))
-    clipped = results.at_the_end(label(SIGMAS[0]), "clipped")
-    away = {sigma: Interval.of(early[sigma]).mean for sigma in (1.0, 0.1, 0.01)}
+def _growth(results: Results, early: dict[float, list[float]]) -> prose.Growth:
+    """The energies' growth in training: the reason why the distances depend on σ early, and not later."""
     below = Interval.of_difference(early[0.1], early[0.01])  # per factor of ten, as the slopes are
-    return (
-        " In the first fifth of training, which was looked at when the runs had been seen and decides nothing, less "
-        f"noise does give nearer negatives: they are {away[1.0]:.3f} away with σ = 1, {away[0.1]:.3f} with 0.1 and "
-        f"{away[0.01]:.3f} with 0.01"
-        + (", so that below 0.1 hardly anything changes." if below.mean < LEAST["distance"] else ".")
-        + " Then the energies grow, and the noise σω counts less beside the gradient ½∇E in the same step: even with "
-        f"σ = 1 the gradient has a norm of {norm.number()} at the end of training, and {percent(clipped)} of the moves "
-        "are clipped."
+    return prose.Growth(
+        away={sigma: Interval.of(early[sigma]).mean for sigma in (1.0, 0.1, 0.01)},
+        flat=below.mean < LEAST["distance"],
+        norm=Interval.of(results.at_the_end(label(SIGMAS[0]), "gradient_norm_last")),
+        clipped=results.at_the_end(label(SIGMAS[0]), "clipped"),
     )
 
 
@@ -171,19 +133,3 @@ def _slopes(values: dict[float, list[float]]) -> list[float]:
     """One per seed: the least-squares slope over log10 σ."""
     x = np.log10(list(values))
     return [float(slope) for slope in np.polyfit(x, np.array(list(values.values())), 1)[0]]
-
-
-_COMMENTS: dict[tuple[str, Verdict], str] = {
-    ("distance", "holds"): (
-        "With little noise a chain is gradient descent, and more of the negatives end in the valley of the "
-        "demonstrated action."
-    ),
-    ("distance", "does not hold"): "How near the negatives end does not depend on σ by what would count.",
-    ("distance", "inconclusive"): "How near the negatives end changes no more with σ than these seeds can tell.",
-    ("entropy", "holds"): "The valleys get narrower with less noise, as InfoNCE must raise the energy beside them.",
-    ("entropy", "does not hold"): "The valleys do not get narrower with less noise: other things decide their depth.",
-    ("entropy", "inconclusive"): "Whether the valleys get narrower with less noise, these seeds do not tell.",
-    ("information", "holds"): "Narrower valleys in the right places are more information.",
-    ("information", "does not hold"): "More information it is not: a narrow valley also has to be in the right place.",
-    ("information", "inconclusive"): "Whether it is more information, these seeds do not tell.",
-}

@@ -10,6 +10,8 @@ from cebm.envs.particle import ParticleTask
 from cebm.training import Job
 from reproduction.intervals import Interval, Verdict, decide
 from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose import thesis as prose
+from reproduction.prose.thesis import Correlations
 from reproduction.trainings import Scale, Training
 
 if TYPE_CHECKING:
@@ -28,30 +30,7 @@ class Thesis(Claim):
     number = 15
     slug = "thesis"
     section = "Sec. V"
-    statement = (
-        "Conditional energies generalise better the more mutual information between observation and action they have."
-    )
-    protocol = (
-        "All trainings of the other claims on the plain 2-D particle task with the paper's number of demonstrations, "
-        "whatever they vary; explicit networks are left out, whose entropy is a convention, and runs that diverged, "
-        "whose last energy is none. Of each run the last "
-        "policy counts: the InfoNCE bound on the mutual information of validation pairs, the other pairs' actions "
-        "being the negatives whatever the run was trained with, and H(y|x) of its energy on validation observations "
-        "by quadrature; against its success on validation episodes, its action error on validation pairs, and the gap: "
-        "that error minus the one on training pairs. Of a recipe that was trained for several lengths the longest "
-        "counts. Added when the result had been seen, and deciding nothing: the same over the runs whose bound is "
-        "above 0, as an energy with less tells the demonstrated action worse than guessing does."
-    )
-    metric = (
-        "Spearman's rank correlation over runs, with a 95 % interval from 2,000 bootstrap samples over recipes, the "
-        "seeds of a recipe staying together."
-    )
-    rule = (
-        "Holds where the interval of the bound's correlation with success lies above 0, does not hold where it lies "
-        "below 0; else inconclusive, as with fewer than five recipes. The other correlations are reported and decide "
-        "nothing: a policy that fits nothing has no gap. (When the runs of `ibc` and `correct` and the first of claim "
-        "11 were known, and no others, this rule replaced one that also asked for a correlation with the gap below 0.)"
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         """What the others train, under the recipe's own name; nothing is trained for this claim alone."""
@@ -93,19 +72,26 @@ class Thesis(Claim):
         coarse = sum(run["coarse"] > 0.5 for _, run in runs)
         verdict: Verdict = decide(found["bound", "success"]) if len(names) >= LEAST_RECIPES else "inconclusive"
 
-        def told(table: Correlations, measure: str) -> str:
-            words = (("success", "success"), ("error", "the validation error"), ("gap", "the gap"))
-            return ", ".join(f"with {word} {table[measure, outcome].number()}" for outcome, word in words)
-
         def as_json(table: Correlations) -> dict[str, list[float | None]]:
             return {f"{measure}-{outcome}": interval.to_json() for (measure, outcome), interval in table.items()}
 
+        facts = prose.Facts(
+            recipes=len(names),
+            runs=len(runs),
+            correlations=found,
+            telling=len(telling),
+            correlations_telling=found_telling,
+            sharp_succeed=found["entropy", "success"].high < 0,
+            sharp_succeed_telling=found_telling["entropy", "success"].high < 0,
+            smaller_gap=found["bound", "gap"].high < 0,
+            diverged=diverged,
+            near=near,
+            nearness=NEAR,
+            coarse=coarse,
+        )
         return Finding(
             verdict,
-            f"Rank correlation over {len(runs)} runs of {len(names)} recipes: the bound {told(found, 'bound')}; H(y|x) "
-            f"{told(found, 'entropy')}. Over the {len(telling)} runs with a bound above 0: the bound "
-            f"{told(found_telling, 'bound')}; H(y|x) {told(found_telling, 'entropy')}."
-            + (f" Runs that diverged: {diverged}." if diverged else ""),
+            prose.measured(facts),
             {
                 "correlations": as_json(found),
                 "correlations_above_0": as_json(found_telling),
@@ -113,15 +99,7 @@ class Thesis(Claim):
                 "recipe": recipe,
                 "columns": columns | {"ceiling": [row["mi_ceiling"] for row in last]},
             },
-            "The bound is high where an energy tells the demonstrated action from those of other observations, and is "
-            "confident only when right. H(y|x) measures sharpness alone, right or wrong: an energy that is sharp in "
-            "the wrong place has low entropy and, held out, a low bound. "
-            f"{_sharpness(found['entropy', 'success'], found_telling['entropy', 'success'])}{_other(found)} A "
-            "correlation over recipes says what goes together, not what causes what, and the recipes are those that "
-            "the other claims happen to compare. "
-            f"The bound is within {NEAR} nats of its ceiling in {near} of {len(runs)} runs, where it shows differences "
-            f"of information as small ones; in {coarse} most valleys are too narrow for the quadrature, so that their "
-            "H(y|x) is about that of one cell.",
+            prose.comment(facts),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -163,9 +141,6 @@ def _counts(task: Training, scale: Scale) -> bool:
     return same and not job.trial.network.explicit
 
 
-Correlations = dict[tuple[str, str], Interval]
-
-
 def correlations(columns: dict[str, list[float]], recipe: Sequence[int]) -> Correlations:
     """Of every measure with every outcome."""
     return {
@@ -173,26 +148,6 @@ def correlations(columns: dict[str, list[float]], recipe: Sequence[int]) -> Corr
         for measure in MEASURES
         for outcome in OUTCOMES
     }
-
-
-def _sharpness(everywhere: Interval, telling: Interval) -> str:
-    """What the correlations of H(y|x) with success say about the second half of the claim."""
-    if everywhere.high < 0:
-        return "A low H(y|x), to the paper the way to information, goes with success."
-    seen = "That a low H(y|x), to the paper the way to information, goes with success is not seen over all runs"
-    if telling.high < 0:
-        return (
-            f"{seen}; it is over those with a bound above 0, which know something: there sharp energies succeed more "
-            "often, and the others are sharp and wrong."
-        )
-    return f"{seen}, nor over those with a bound above 0."
-
-
-def _other(found: Correlations) -> str:
-    """That success is not all there is to generalisation, where the gap does not go with the bound."""
-    if found["bound", "gap"].high < 0:
-        return ""
-    return " Generalisation is success here: a smaller gap between validation and training does not go with the bound."
 
 
 def correlation(x: Sequence[float], y: Sequence[float], recipe: Sequence[int]) -> Interval:

@@ -18,7 +18,7 @@ from cebm.training import Job, trainer_of
 from cebm.trials import Trial, find_trial
 from reproduction.intervals import Interval, decide
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
-from reproduction.prose.shared import PLATEAU
+from reproduction.prose import through_chain as prose
 from reproduction.trainings import Result, Scale, training
 
 if TYPE_CHECKING:
@@ -36,24 +36,7 @@ class ThroughChain(Claim):
     number = 13
     slug = "through-chain"
     section = "Sec. III"
-    statement = (
-        "To be correct, training should back-propagate through the entire chain of its negatives: in our reading, a "
-        "policy trained that way is better than one that holds the negatives constant."
-    )
-    protocol = (
-        "`ibc` as it is, its negatives held constant, and `ibc` with `through_chain`: the graph of all 10 steps of its "
-        "chains is kept, so that InfoNCE is differentiated through them too. Same demonstrations of the 2-D particle "
-        "task, same initial weights, batches, starts and noise, same number of steps, same search when acting. Times "
-        "are those of 20 steps of each kind in turns, on one thread; what the chain adds to the gradient is measured "
-        "on one batch, at the initial weights and after 100 steps through the chain."
-    )
-    metric = (
-        f"{PLATEAU} The difference is paired by seed. For the cost, the ratio of the median times of a training step."
-    )
-    rule = (
-        "Holds where the 95 % interval of success(ibc-through-chain) − success(ibc) lies above 0, does not "
-        "hold where it lies below, else inconclusive. The cost is reported and decides nothing."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
     most_seeds = 3
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
@@ -87,29 +70,21 @@ class ThroughChain(Claim):
             what: {label: Interval.of(results.at_the_end(label, what)) for label in (LABEL, "ibc")}
             for what in ("info_nce", "gradient_norm_last")
         }
-        slopes = end["gradient_norm_last"]
-        flat = slopes[LABEL].high < slopes["ibc"].low
-        cause = (
-            "The paper says what would be correct and not that a policy gains by it; the verdict is about our reading. "
-            "For the MCMC loss and exact samples of p(y|x), ∇ log Z = −E[∇E] over samples that are held constant, as "
-            "the paper's own appendix derives: there nothing is missing without the chain. InfoNCE falls when the "
-            "negatives' energies rise, so the gradient through the chain rewards energies on which the chain finds no "
-            "low ones; and as a ReLU network is linear in pieces, none of it reaches the weights of the observation. "
+        losses, norms = end["info_nce"], end["gradient_norm_last"]
+        facts = prose.Facts(
+            through=prose.Run(Interval.of(through), losses[LABEL], norms[LABEL]),
+            constant=prose.Run(Interval.of(constant), losses["ibc"], norms["ibc"]),
+            difference=difference,
+            ratio=ratio,
+            later=LATER,
+            extra={part: float(np.mean(values)) for part, values in extra.items()},
+            guessing=math.log(1 + THROUGH.negative_count),
+            flat=norms[LABEL].high < norms["ibc"].low,
+            lower=losses[LABEL].low > losses["ibc"].high,
         )
-        ending = {
-            "holds": "It brings more than this would make one expect.",
-            "does not hold": "To be the gradient of the loss as written does not make it a better one.",
-            "inconclusive": "Whether this helps or harms a policy, these seeds do not tell apart.",
-        }
         return Finding(
             verdict,
-            f"Success {Interval.of(through).percent()} through the chain and {Interval.of(constant).percent()} with "
-            f"negatives held constant: {difference.points()}. A step takes {ratio.number()} times as long. After "
-            f"{LATER} steps the chain changes the gradient of the weights that do not see the observation by "
-            f"{100 * np.mean(extra['rest']):.1f} % of its norm, and that of those that do by "
-            f"{100 * np.mean(extra['observation']):.1f} %. At the end InfoNCE is {end['info_nce'][LABEL].number()} "
-            f"through the chain and {end['info_nce']['ibc'].number()} without, where guessing gives "
-            f"{math.log(1 + THROUGH.negative_count):.3g}.",
+            prose.measured(facts),
             {
                 "success": {LABEL: through, "ibc": constant},
                 "difference": difference.to_json(),
@@ -119,12 +94,7 @@ class ThroughChain(Claim):
                 "end": {what: {k: found.to_json() for k, found in by.items()} for what, by in end.items()},
                 "curves": results.curves((LABEL, "ibc")),
             },
-            cause
-            + ending[verdict]
-            + f" At the end of training the energy's gradient at the negatives has the norm {slopes[LABEL].number()}, "
-            f"and {slopes['ibc'].number()} with negatives held constant"
-            + (": the energy is kept flat." if flat else ".")
-            + (_LOWER if end["info_nce"][LABEL].low > end["info_nce"]["ibc"].high else ""),
+            prose.comment(facts, verdict),
         )
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
@@ -138,12 +108,6 @@ class ThroughChain(Claim):
             for label, kind in (("through\nthe chain", "through"), ("held\nconstant", "constant"))
         }
         bars(right, milliseconds, "time of a step, ms")
-
-
-_LOWER = (
-    " And yet the same loss ends lower with negatives held constant. That may be because steep energies outrun chains "
-    "whose moves are clipped, which is where the loss's own gradient does not lead from a flat start."
-)
 
 
 def job_of(trial: Trial, scale: Scale, seed: int) -> Job:
@@ -166,7 +130,8 @@ def extra_gradient(trainer: Trainer) -> dict[str, float]:
     """‖g − g₀‖/‖g₀‖ on a batch of the data, where g is the gradient through the chain and g₀ that with the same
     negatives held constant: of the first layer's bias and its weights of the observation, and of all other weights."""
     learner, source = trainer.learner, trainer.learner.source
-    assert isinstance(source, ShortChains)
+    if not isinstance(source, ShortChains):
+        raise TypeError(f"the trainer's negatives must come from ShortChains, got {type(source).__name__}")
     windows = trainer.training
     rows = np.linspace(0, len(windows) - 1, trainer.trial.batch_size).astype(int)
     obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(trainer.device) for part in windows[rows])
@@ -180,7 +145,8 @@ def extra_gradient(trainer: Trainer) -> dict[str, float]:
 
 
 def _gradients(energy: EnergyModel, loss: Tensor) -> dict[str, Tensor]:
-    assert isinstance(energy, FeedForwardEnergy)
+    if not isinstance(energy, FeedForwardEnergy):
+        raise TypeError(f"energy must be a FeedForwardEnergy, got {type(energy).__name__}")
     first, seen = energy.first, energy.obs_dim
     others = [p for p in energy.parameters() if p is not first.weight and p is not first.bias]
     weight, bias, *rest = torch.autograd.grad(loss, [first.weight, first.bias, *others])

@@ -19,8 +19,9 @@ from cebm.spaces import margin_limit
 from cebm.trainer import Trainer
 from cebm.trials import Trial, find_trial
 from reproduction.claims.dimensions import in_dimensions
-from reproduction.intervals import Interval, Verdict, percent
+from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
+from reproduction.prose import validation as prose
 from reproduction.trainings import Result, Scale
 from reproduction.trainings import training as train_task
 
@@ -88,36 +89,7 @@ class Validation(Claim):
     number = 12
     slug = "validation"
     section = "Appendix, implementation details"
-    statement = (
-        "Our implementation of Implicit Behavior Cloning overfits one episode and, set as the reference "
-        "implementation, logs metrics that follow the same course."
-    )
-    protocol = (
-        "Trainings of `ibc`, the paper's settings: one episode in 2-D, and 2,000 episodes in 2-D and in 16-D, all for "
-        "half of the usual steps. And, against curves logged from the reference implementation with one seed (1 "
-        "episode in 2-D, 300 steps; 2,000 in 2-D, 1,000 steps; 2,000 in 16-D, 600 steps): `ibc` with that code's "
-        "settings, which are standardised observations, σ = 1, step size 0.1 → 1e-5, steps clipped at 10 % of half the "
-        "chain's box, and no margin around actions that fill the space. (A first comparison, of three seeds, clipped "
-        "at 10 % of half the data's range, which is less for one episode, whose box has a margin: its distances were "
-        "19, 27 and 20 % off, and 16, 25 and 18 % when the margin was counted in, as the reference's code does.) With "
-        "2,000 episodes two things still differ: batches are permutations of the data and not draws with replacement, "
-        "and the learning rate falls once per epoch (195 steps), by what it falls there in as many steps. Reported "
-        "beside these, and deciding nothing: success after 2,358 steps with batches of 128, where the reference code "
-        "succeeded in 42 of 50 episodes (how that acted is not recorded); and, added when three seeds had been seen, "
-        "three more single episodes per seed with everything else kept, as the reference's episode is not recorded "
-        "either, and a training of `ibc` on one episode in 16-D."
-    )
-    metric = (
-        "For loss, energy of chain starts and of chain ends minus that of the data, and mean squared distance of "
-        "negatives from the data: the mean of |ours − reference| over the logged steps, as a share of the reference "
-        "curve's range, per seed. For the one episode: action error of the last policy on it, in the task's units; 1 "
-        "if the run diverges."
-    )
-    rule = (
-        "Holds where the 95 % intervals of all twelve shares lie below 20 % and that of the action error below 0.05, "
-        "a goal's radius; does not hold where one of them lies above; else inconclusive, as without the reference "
-        "curves."
-    )
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
     reference: Path | None = None
     """A folder of curves that were logged from google-research/ibc. Without it, or without one of its files, the
     comparison is skipped, and the finding says so."""
@@ -158,15 +130,9 @@ class Validation(Claim):
             "skipped": skipped,
             "training": {label: _along(results.by_label[label]) for label in TRAINED},
         }
-        trained = (
-            f"Action error on the one episode {error.number()} in 2-D and {error_16.number()} in 16-D. Success with "
-            f"many episodes {Interval.of(rates['2-D']).percent()} in 2-D and {Interval.of(rates['16-D']).percent()} in "
-            "16-D"
-        )
+        trained = prose.Trained(error, error_16, {name: Interval.of(values) for name, values in rates.items()})
         if skipped is not None:
-            return Finding(
-                "inconclusive", f"{trained}. No comparison with the reference: {skipped}.", numbers, _COMMENT
-            )
+            return Finding("inconclusive", prose.skipped(trained, skipped), numbers, prose.COMMENT)
         shares = {
             case.name: {
                 metric: Interval.of([deviation(run["cases"][case.name], metric) for run in computed])
@@ -190,26 +156,26 @@ class Validation(Claim):
         episodes += [course for run in computed for course in run["other_episodes"]]
         ends, end, inside = [_end(course) for course in episodes], _end(theirs), within(theirs, episodes)
         small = Interval.of([run["success"] for run in computed])
-        differences = "; ".join(
-            f"{name}: " + ", ".join(f"{COMPARED[metric]} {interval.percent()}" for metric, interval in group.items())
-            for name, group in shares.items()
-        )
         numbers |= {
             "shares": {name: {m: i.to_json() for m, i in group.items()} for name, group in shares.items()},
             "success_small_batches": small.to_json(),
             "curves": {case.name: _beside([run["cases"][case.name] for run in computed]) for case in CASES},
             "episodes": episodes,
         }
-        return Finding(
-            verdict,
-            f"{trained}; {small.percent()} with the reference's settings and batches of 128 (there 42 of 50). "
-            f"Difference to the reference curves, as a share of their range: {differences}. With one episode the "
-            f"distance ends at {end:.2f} for the reference, and between {min(ends):.2f} and {max(ends):.2f} for "
-            f"{len(ends)} episodes of ours, {sum(value < end for value in ends)} of them lower; its course is within "
-            f"theirs in {percent([inside])} of the rows.",
-            numbers,
-            _COMMENT + _reasons(beyond, inside),
+        facts = prose.Compared(
+            shares={
+                name: {COMPARED[metric]: interval for metric, interval in group.items()}
+                for name, group in shares.items()
+            },
+            small_batches=small,
+            end=end,
+            ends=ends,
+            inside=inside,
+            beyond=beyond,
+            distance_alone=beyond == [f"{COMPARED[DISTANCE]} in {one}"],
+            ordinary=inside >= ORDINARY,
         )
+        return Finding(verdict, prose.measured(trained, facts), numbers, prose.comment(facts))
 
     def draw(self, finding: Finding, figure: "Figure") -> None:
         from reproduction.drawing import COLOURS
@@ -257,13 +223,6 @@ _TITLE = (
     "Above: the reference's settings (solid: ours, dashed: the reference, grey: other episodes).\n"
     "Below: the paper's. Bands: from the lowest to the highest seed."
 )
-_COMMENT = (
-    "Loss, differences of energies and distances have to agree between two implementations of one method; the level of "
-    "the energies need not, as the loss does not see it, and one seed of the reference is one draw of its own spread. "
-    "A wrong sign, a wrong scale of the noise or of the step, or a step clipped by another convention shows in the "
-    "energies along the chain and in the distances before it shows in success."
-)
-
 
 # ---------------------------------------------------------------------------------------------- the same settings
 
@@ -386,20 +345,6 @@ def within(course: list[float], others: list[list[float]]) -> float:
 def _end(course: list[float]) -> float:
     """The mean of its last five rows, as a single one scatters."""
     return float(np.mean(course[-5:]))
-
-
-def _reasons(beyond: list[str], inside: float) -> str:
-    """What keeps the claim from holding, and how we read it."""
-    if not beyond:
-        return ""
-    reading = ""
-    if beyond == [f"{COMPARED[DISTANCE]} in {CASES[0].name}"]:
-        reading = (
-            f" With a single episode the distance depends on the episode, and that of the reference is "
-            f"{percent([inside])} of the time in the range of ours"
-            + (": the two differ by no more than seeds and episodes do." if inside >= ORDINARY else ".")
-        )
-    return f" Not within its limit: {', '.join(beyond)}.{reading}"
 
 
 def _beside(runs: list[dict[str, dict[str, list[float]]]]) -> dict[str, Any]:
