@@ -38,17 +38,17 @@ _OBS_DIM, _ACT_DIM = 8, 2
 _CHAIN_FLOP = _STEPS * 2 * (2 * _BATCH * _SAMPLES * _WIDTH * _WIDTH)
 _MM_FLOP = 2 * 512 * 256 * 256
 
-# A row takes about this many seconds, but never fewer repeats than this. Shared machines are now fast, now slow, for
-# seconds on end: the step as it is gets four times as long, to see both.
+# A row takes about _SECONDS, and has at least _FEWEST repeats. Shared machines are fast for some seconds and slow for
+# others: the unchanged training step is measured four times as long, to see both.
 _SECONDS, _FEWEST = 6.0, 3
 AS_IT_IS_LONGER = 4
 
-# Settings of `train` beside the paper's. With 512 samples, 64 examples are as many rows as fit no cache; 512 would take
-# a quarter of a minute per step.
+# Settings of `train` beside the paper's. With 512 samples, 64 examples are already too many rows for the cache; 512
+# examples would take a quarter of a minute per step.
 LARGE = {"samples": 512, "batch": 64}
 _VARIATIONS: tuple[dict[str, int], ...] = ({"width": 64}, {"width": 1024}, {"samples": 64}, {"steps": 100}, LARGE)
 
-# What `growth` varies, one axis at a time, around the paper's setting.
+# The sizes that `growth` tries, one axis at a time, around the paper's setting.
 _GROWTH = {
     "batch": (128, 256, 512, 1024),
     "samples": (4, 8, 16, 32),
@@ -65,14 +65,14 @@ _ENV_EPISODES, _EVALUATION_EPISODES = 1000, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Row(ABC):
-    """A result. Rates and times are medians over the repeats, _q25 and _q75 their quartiles; a fraction or ratio is
-    the median of each repeat's own, over what was timed just before and after it."""
+    """A result. Rates and times are medians over the repeats; _q25 and _q75 are their quartiles. A fraction or ratio is
+    computed per repeat, with the yardstick that was timed just before and after it; its median is reported."""
 
     bench: str
     """Name of the benchmark."""
     threads: int
     repeats: int
-    """Measurements behind the row."""
+    """Number of measurements."""
     cores: int
     torch: str
     """Version of torch."""
@@ -151,7 +151,7 @@ class TrainBench(Row):
 @dataclass(frozen=True, kw_only=True)
 class GrowthBench(Row):
     """How the time of a training step grows along one axis: time ∝ valueᵉ. The exponent is the least-squares slope
-    of log time, where time counts in products done beside it, so that a busy moment does not bend the line."""
+    of log time. Time is counted in matrix products timed beside the step, so that a busy moment does not matter."""
 
     bench: str = "growth"
     axis: str
@@ -171,8 +171,8 @@ class GrowthBench(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class ActBench(Row):
-    """Time of one `policy.act` call. Weights are untrained, which does not change it. The yardstick here is a small
-    operation, as a quick action is made of a few hundred of them."""
+    """Time of one `policy.act` call. Weights are untrained, which does not change the time. The yardstick is a small
+    operation, as a quick action consists of a few hundred of them."""
 
     bench: str = "act"
     trial: str
@@ -228,7 +228,7 @@ class EnvBench(Row):
 def bench(what: str, threads: Sequence[int] = (1, 2), repeats: int = 25) -> Iterator[Row]:
     """The rows of one benchmark, or of `all`, per thread count (growth: the first count only).
 
-    Torch's own thread count is as before when the rows are through.
+    Torch's thread count is restored after the last row.
     """
     if what not in (*_BENCHES, "all"):
         raise ValueError(f"there is no benchmark {what!r}; there are {', '.join(_BENCHES)} and all")
@@ -470,7 +470,7 @@ def interleaved(
 
 
 def _goes_on(times: list[float], repeats: int, longer: int = 1) -> bool:
-    """Whether to measure once more, after measurements of these lengths."""
+    """Whether to measure once more, after measurements that took these times."""
     return len(times) < repeats and (len(times) < _FEWEST or sum(times) < longer * _SECONDS)
 
 

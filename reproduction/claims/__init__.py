@@ -1,4 +1,6 @@
-"""The paper as evidence: one file per claim, each with the rule that decides its verdict."""
+"""The claims, one file each: tasks, statistics, the rule that decides the verdict, and the figure. Their texts are in
+`reproduction.prose`.
+"""
 
 from reproduction.claims.bound import Bound
 from reproduction.claims.chains import Chains
@@ -36,11 +38,11 @@ CLAIMS: tuple[Claim, ...] = (
     Thesis(),
     Descent(),
 )
-"""In the order of their numbers."""
+"""All claims, in the order of their numbers."""
 
 
 def find_claim(name: str) -> Claim:
-    """By number or by slug; a ValueError lists what there is."""
+    """The claim with this number or slug; a ValueError lists all claims."""
     for claim in CLAIMS:
         if name in (claim.slug, str(claim.number)):
             return claim

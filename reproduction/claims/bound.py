@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 DIMS = 20
 NATS = 4.0
-"""The mutual information I = −(d/2) log(1 − ρ²)."""
+"""The mutual information I = −(d/2) log(1 − ρ²) of the pairs."""
 REST = math.exp(-2 * NATS / DIMS)
 """1 − ρ², the variance of y given x."""
 RHO = math.sqrt(1 - REST)
 COUNTS = (7, 63, 255, 511)
-"""Negatives M; the first M of a longer list."""
+"""Numbers of negatives M. Each takes the first M negatives of one list."""
 NEGATIVES = ("marginal", "long chain")
 
 
@@ -53,17 +53,17 @@ class Quadratic(EnergyModel):
         return 0.5 * self.precision * gap.square().sum(-1), self.precision * gap
 
     def chain(self) -> LongChain:
-        """Of the correct step, with a tenth of the energy's variance as τ: it overestimates the variance by 5 % and
-        forgets its start in the burn-in; states correlate by 0.9 with the next."""
+        """A chain of the correct step with τ a tenth of the energy's variance. It overestimates the variance by 5 % and
+        forgets its start in the burn-in; neighbouring states have a correlation of 0.9."""
         tau = 0.1 / self.precision
         return LongChain(Langevin("correct", schedule=Constant(tau), step_clip=None, margin=None), burn_in=100, thin=1)
 
 
 ENERGIES = {
-    # Up to a function of x, −log p(y|x)/p(y): the bound is tight for it.
+    # −log p(y|x)/p(y) up to a function of x: the bound is tight for this energy.
     "density ratio": Quadratic(RHO**2 / REST, 1 / RHO),
     "conditional": Quadratic(1 / REST, RHO),
-    # As the energy of an untrained network is.
+    # Flat, like the energy of an untrained network.
     "flat": Quadratic(1 / (16 * REST), RHO),
 }
 
@@ -160,7 +160,7 @@ class Bound(Claim):
 
 
 def nats(positive: Tensor, negative: Tensor) -> float:
-    """log(M + 1) − InfoNCE. That a value is near its ceiling is no surprise here."""
+    """log(M + 1) − InfoNCE. The warning about values near the ceiling is silenced, as they are expected here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SaturatedBoundWarning)
         return info_nce_bound(positive, negative).nats

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 FRACTIONS = (1.0, 1 / 4, 1 / 16, 1 / 64)
 """Step sizes, as fractions of the target's first λ."""
 STEPS = 10
-"""Of the largest step size: the paper's length of a chain. Smaller steps are as many times more."""
+"""Number of steps at the largest step size, which is the paper's chain length. Smaller step sizes take more steps, so
+that the total time is the same."""
 SLOPE = 0.25
-"""Between 0, where the noise stays, and 1/2, where it vanishes as √λ."""
+"""Limit of the slope that decides, midway between 0 (the noise stays) and 1/2 (the noise vanishes as √λ)."""
 STEP_RULES = ("ibc", "correct")
 
 
@@ -132,8 +133,8 @@ class Descent(Claim):
 def noise_and_descent(
     target: Target, formulation: str, size: float, steps: int, start: Actions, generator: torch.Generator
 ) -> tuple[float, float]:
-    """Mean squares, over chains and dimensions in standard deviations of the target, of what the noise changed about
-    the end of a path of `steps`, and of what the noise-free path covered."""
+    """Two mean squares over chains and dimensions, in standard deviations of the target: the distance between the ends
+    of the noisy and the noise-free path after `steps` steps, and the distance that the noise-free path covers."""
     context = target.encode(start[:, 0])
     free = Langevin("ibc", steps, Constant(size), noise=0.0, step_clip=None, margin=None)
     if formulation == "ibc":
@@ -150,16 +151,17 @@ def noise_and_descent(
 
 
 def _slope(result: Result, formulation: str) -> float:
-    """Of log distance over log λ, by least squares."""
+    """The least-squares slope of log distance over log λ."""
     return float(np.polyfit(np.log(result["sizes"]), np.log(result[formulation]["distance"]), 1)[0])
 
 
 def _mean(computed: Sequence[Result], target: str, formulation: str, size: int) -> float:
+    """Mean over seeds of the noise's share in a step, at the step size with this index."""
     return float(np.mean([result[target][formulation]["share"][size] for result in computed]))
 
 
 def _collect(computed: Sequence[Result], what: str) -> dict[str, dict[str, list[list[float]]]]:
-    """By target and formulation, one list over step sizes per seed."""
+    """Values by target and formulation: for each seed a list over step sizes."""
     return {
         target: {formulation: [result[target][formulation][what] for result in computed] for formulation in STEP_RULES}
         for target in computed[0]

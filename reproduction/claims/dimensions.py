@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 TRIALS = ("ibc", "gmm-nll", "uniform")
 DIMENSIONS = (1, 2, 4, 8, 16)
 FEW = 2
+"""The number of dimensions that the largest one is compared with."""
 SHORT = 0.1
-"""The shortfall of skill that counts."""
+"""The smallest shortfall of skill that counts as falling behind."""
 WORKS = 0.5
-"""The skill of `ibc` without which it is no reference."""
+"""`ibc` needs at least this skill to be a reference for the others."""
 
 
 def label(trial: str, dim: int) -> str:
@@ -31,21 +32,22 @@ def label(trial: str, dim: int) -> str:
 def in_dimensions(
     trial: str | Trial, dim: int, scale: Scale, seed: int, label: str, episodes: int | None = None
 ) -> Training:
-    """A run with the paper's many demonstrations in as many dimensions, of which the end counts; half as long as those
-    of other claims, as no recipe gains by more (see the protocol)."""
+    """A training in `dim` dimensions with the paper's 2,000 demonstrations, evaluated at its end. It has half as many
+    steps as those of other claims, as no recipe improves after that (see the protocol)."""
     episodes = episodes or scale.many
     task = ParticleTask(dim=dim)
     return training(trial, scale, seed, label, task=task, episodes=episodes, steps=scale.half, followed=False)
 
 
 def skill(error: float, dim: int) -> float:
-    """1 − error / √(dim/12): 1 is the expert; √(dim/12) is the root mean square of the distance between goals, uniform
-    in the box, and its centre."""
+    """1 − error / √(dim/12). The expert has skill 1. √(dim/12) is the root mean square distance of a goal, which is
+    uniform in the box, from the centre of the box."""
     return 1 - error / math.sqrt(dim / 12)
 
 
 def fails_to_scale(shortfall: Interval, growth: Interval, works: bool) -> Verdict:
-    """Whether a trial falls short of `ibc` in many dimensions, by more than in few; `works` is whether `ibc` does."""
+    """Whether a trial falls short of `ibc` in many dimensions, and by more than in few. Inconclusive unless `ibc`
+    itself works in many dimensions."""
     if not works:
         return "inconclusive"
     if shortfall.low > SHORT and growth.low > 0:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TRIALS = ("mse", "mdn", "ibc")
 TASKS = {
     "plain": ParticleTask(),
-    # Without the velocity, which after the first moment would give the chosen goal away.
+    # Without the velocity: after the first step it would tell which goal the expert chose.
     "fixed": ParticleTask(hide_velocity=True),
     "random": ParticleTask(random_order=True, hide_velocity=True),
 }

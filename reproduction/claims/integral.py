@@ -24,7 +24,7 @@ SOURCES: dict[str, Source] = {
     "ibc chains": ShortChains(Langevin("ibc", noise=0.1)),
 }
 LIMIT = 1.1
-"""Of the box that uniform samples come from."""
+"""Half the side of the box that uniform samples come from."""
 
 
 class Integral(Claim):

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 TRIALS = ("joint-replay", "ibc")
 FREE = "joint-replay-free"
+"""`joint-replay` without the squared energies in its loss."""
 EARLY = "joint-replay, five epochs"
+"""`joint-replay`, stopped after five epochs."""
 FITS = 0.1
-"""The mean distance to the expert's action that counts as fitted."""
+"""The training data count as fitted if the mean distance to the expert's action is below this."""
 
 
 def five_epochs(scale: Scale) -> int:
-    """In training steps, but no more than the scale has."""
+    """Training steps of five epochs, and at most the steps of the scale."""
     pairs = scale.demonstrations * ParticleTask().steps
     return min(scale.steps, 5 * max(1, pairs // scale.trial(find_trial("joint-replay")).batch_size))
 
@@ -56,7 +58,7 @@ class Joint(Claim):
         gap = Interval.of_difference(gaps["joint-replay"], gaps["ibc"])
         lost = Interval.of_difference(success["ibc"], success["joint-replay"])
         parts: dict[str, Verdict] = {"fits": decide(left), "overfits": decide(gap), "generalises poorly": decide(lost)}
-        seeds = len(success[FREE])  # the first ones
+        seeds = len(success[FREE])  # `FREE` was trained on the first seeds only
         kept = Interval.of_difference(success["joint-replay"][:seeds], success[FREE])
         unfit = Interval.of_difference(errors[FREE]["train"], errors["joint-replay"]["train"][:seeds])
         along = Interval.of_difference(results.plateau("ibc"), results.plateau("joint-replay"))

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SAMPLERS = {"ibc": "langevin-ibc", "correct": "langevin-correct"}
-"""By our labels, the samplers of the certificate."""
+"""The samplers of the certificate, by our labels."""
 COLDEST, WARMEST = 0.8, 1.2
-"""Temperatures that count as 1: the certificate's tolerance, for the step size and the start."""
+"""Temperatures in this range count as 1. It is the certificate's tolerance for a finite step size and the start."""
 COLD = 0.5
-"""Half the temperature: no tolerance explains it."""
+"""A temperature below this is wrong beyond any tolerance."""
 
 
 def unbounded_targets() -> list[Target]:
-    """Those of the certificate that need no clipping, which would be an error of its own."""
+    """The certificate's targets without a border, as clipping at a border would add an error of its own."""
     return [target for target in analytic_targets() if target.margin is None]
 
 

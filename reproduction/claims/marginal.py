@@ -21,14 +21,15 @@ PAPERS = ("ibc", "ibc-mas", "correct-mas", "correct-mas-maxent")
 DESCRIBED = "correct-mas-maxent"
 """The sampler as Sec. V describes it: correct Langevin, maximum entropy."""
 EXACT = "in-batch"
-"""Its negatives are samples of the marginal p(y) itself: the demonstrated actions of other examples."""
+"""A trial whose negatives are exact samples of the marginal p(y): the demonstrated actions of other examples."""
 LONG = f"{DESCRIBED}-long"
-"""The same for three times as many steps."""
+"""`DESCRIBED`, trained for three times as many steps."""
 COUNTS = (8, 32, 64)
-"""Negatives per example; 8 is the trial as it is."""
+"""Numbers of negatives per example; the trial itself has 8."""
 MARGIN = 0.1
+"""Two trials are on par if their success differs by less than this."""
 LEAST = 0.2
-"""Success that `ibc` must reach: two policies that fail are on par about nothing."""
+"""`ibc` needs at least this success: that two failing policies are on par says nothing."""
 
 
 class Marginal(Claim):
@@ -57,7 +58,7 @@ class Marginal(Claim):
         verdict = on_par(differences[DESCRIBED])
         if ibc.mean < LEAST:
             verdict = "inconclusive"
-        few = len(plateau[f"{DESCRIBED}-{COUNTS[-1]}"])  # the seeds that all counts have
+        few = len(plateau[f"{DESCRIBED}-{COUNTS[-1]}"])  # all numbers of negatives have these seeds
         by_count = {count: plateau[DESCRIBED if count == 8 else f"{DESCRIBED}-{count}"][:few] for count in COUNTS}
         more = Interval.of_difference(by_count[COUNTS[-1]], by_count[COUNTS[0]])
         learnt = Interval.of_difference(by_count[COUNTS[0]], plateau[EXACT])
@@ -139,19 +140,20 @@ class Marginal(Claim):
 
 
 def length(scale: Scale) -> int:
-    """Training steps."""
+    """Training steps of this claim."""
     return 3 * scale.steps // 2
 
 
 def on_par(difference: Interval) -> Verdict:
-    """Equivalence: the whole interval within the margin, or none of it."""
+    """Whether two trials are equivalent: holds if the whole interval lies within the margin, does not hold if the whole
+    interval lies outside."""
     if difference.low > -MARGIN and difference.high < MARGIN:
         return "holds"
     return "does not hold" if difference.low > MARGIN or difference.high < -MARGIN else "inconclusive"
 
 
 def steps_per_epoch(steps: int) -> int | None:
-    """Of a run of that many steps at one of the scales; None for a length that is none of theirs."""
+    """Steps of an epoch in a run of `steps` steps; None if no scale has runs of that length."""
     for scale in SCALES.values():
         if length(scale) == steps:
             return max(1, scale.demonstrations * ParticleTask().steps // scale.trial(find_trial("ibc")).batch_size)

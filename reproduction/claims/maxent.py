@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LITTLE = label(0.01)
-"""`ibc` with little noise, as the paper means it: typically 0.01."""
+"""`ibc` with little noise; the paper's typical value is σ = 0.01."""
 PENALISED = "conditional-maxent-penalty"
 CONTRASTIVE = "info-nce-maxent"
 TRIALS = ("conditional-maxent", "correct", "ibc", LITTLE)
 BESIDE = (PENALISED, CONTRASTIVE)
 USABLE = 0.5
-"""Of the success of `ibc`."""
+"""A policy is usable if it has at least this share of the success of `ibc`."""
 
 
 class MaxEnt(Claim):
@@ -105,7 +105,7 @@ class MaxEnt(Claim):
 
 
 def beside() -> dict[str, Trial]:
-    """What was added to find the reason."""
+    """The trials that were added to look for the reason of the failure, by label."""
     return {
         PENALISED: replace(find_trial("conditional-maxent"), gradient_penalty=1.0, gradient_margin=10.0),
         CONTRASTIVE: replace(find_trial("correct"), entropy_weight=1.0),

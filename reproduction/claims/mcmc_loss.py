@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOTICED = 0.1
-"""The gain in success that two single runs can show: 1.96·√2 standard errors of 200 episodes at 50 %."""
+"""The smallest gain in success that two single runs can show: 1.96·√2 standard errors of 200 episodes at 50 %."""
 
 PENALISED = "mcmc-loss-penalty"
-"""`mcmc-loss` with the slope of its energy bounded."""
+"""`mcmc-loss` with a gradient penalty, which bounds the slope of its energy."""
 TRIALS = ("ibc", "mcmc-loss", PENALISED)
 
 
 def no_better(difference: Interval) -> Verdict:
-    """The rule for "no improvement", of a difference in success: does not hold where the interval lies above 0; holds
-    where it does not and lies below `NOTICED`; is inconclusive where neither is excluded."""
+    """The rule for "no improvement", by the interval of a difference in success. If the whole interval lies
+    above 0, there is an improvement and the rule does not hold. Otherwise it holds if the interval ends below
+    `NOTICED`, and is inconclusive if it does not."""
     if difference.low > 0:
         return "does not hold"
     return "holds" if difference.high < NOTICED else "inconclusive"

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIGMAS = (1.0, 0.3, 0.1, 0.03, 0.01)
+"""Noise scales of the training chains."""
 LEAST = {"distance": 0.01, "entropy": 0.05, "information": 0.05}
-"""What a factor of ten in σ must change to count: of a range of 2, and in nats."""
+"""The smallest change per factor of ten in σ that counts: in units of the action box (side 2), and in nats."""
 CEILING = math.log(64)
-"""64 observations carry no more information than this."""
+"""The largest mutual information, in nats, that 64 observations can show."""
 ROOM = 0.3
-"""Nearer to it than this, a change cannot show."""
+"""Information that is nearer to the ceiling than this does not decide, as a change could not be seen."""
 EARLY = 0.2
-"""The share of training in which the energy is still flat."""
+"""The first share of training, in which the energy is still flat."""
 WHAT = {
     "distance": "distance of negatives",
     "entropy": "H(y|x), nats",
@@ -39,7 +40,7 @@ def label(sigma: float) -> str:
 
 
 def with_noise(sigma: float, scale: Scale, seed: int) -> Training:
-    """`ibc` with that σ; the plain trial by its name, as other claims train it too."""
+    """The training of `ibc` with this σ. With the trial's own σ it is the run that other claims share."""
     plain = find_trial("ibc")
     if not isinstance(plain.sampler, Langevin):
         raise TypeError(f"trial ibc must have a Langevin sampler, got {type(plain.sampler).__name__}")
@@ -130,6 +131,6 @@ def _growth(results: Results, early: dict[float, list[float]]) -> prose.Growth:
 
 
 def _slopes(values: dict[float, list[float]]) -> list[float]:
-    """One per seed: the least-squares slope over log10 σ."""
+    """The least-squares slope over log10 σ, one per seed."""
     x = np.log10(list(values))
     return [float(slope) for slope in np.polyfit(x, np.array(list(values.values())), 1)[0]]

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 MEASURES = {"bound": "bound below its ceiling by, nats", "entropy": "H(y|x), nats"}
 OUTCOMES = {"success": "validation success", "error": "validation error", "gap": "validation − training error"}
 NEAR = 0.1
-"""To the ceiling of the bound, in nats."""
+"""A bound that is nearer to its ceiling than this, in nats, counts as near."""
 RESAMPLES = 2000
+"""Bootstrap samples of an interval."""
 LEAST_RECIPES = 5
-"""Fewer than this say nothing about recipes."""
+"""With fewer recipes the claim is inconclusive."""
 
 
 class Thesis(Claim):
@@ -33,7 +34,7 @@ class Thesis(Claim):
     statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        """What the others train, under the recipe's own name; nothing is trained for this claim alone."""
+        """The trainings of the other claims, labelled by their recipe. Nothing is trained for this claim alone."""
         from reproduction.claims import CLAIMS
 
         found: dict[str, Task] = {}
@@ -111,8 +112,8 @@ class Thesis(Claim):
             for axes, (measure, horizontal) in zip(row, MEASURES.items(), strict=False):
                 x, y = np.array(numbers["columns"][measure]), np.array(numbers["columns"][outcome])
                 if measure == "bound":
-                    # Most are just below the ceiling, and a few energies are so confident and so wrong that on a
-                    # linear axis the others would be one dot. To the right there is more information.
+                    # Most bounds are just below the ceiling and a few are far below, so that a linear axis would show
+                    # most runs as one dot. The axis is inverted: more information is to the right.
                     x = np.array(numbers["columns"]["ceiling"]) - x
                     axes.set_xscale("log")
                     axes.xaxis.set_inverted(True)
@@ -131,18 +132,19 @@ class Thesis(Claim):
 
 
 def _recipe(task: Training) -> Job:
-    """What is trained, and not for how long."""
+    """The job without its name, seed and length: equal for two trainings of the same recipe."""
     return replace(task.job, name="", seed=0, steps=1, log_every=1)
 
 
 def _counts(task: Training, scale: Scale) -> bool:
+    """Whether a training is of an implicit policy on the plain task, with the paper's number of demonstrations."""
     job = task.job
     same = job.task == ParticleTask() and job.data is None and job.episodes == scale.demonstrations
     return same and not job.trial.network.explicit
 
 
 def correlations(columns: dict[str, list[float]], recipe: Sequence[int]) -> Correlations:
-    """Of every measure with every outcome."""
+    """The correlation of every measure with every outcome."""
     return {
         (measure, outcome): correlation(columns[measure], columns[outcome], recipe)
         for measure in MEASURES
@@ -151,11 +153,11 @@ def correlations(columns: dict[str, list[float]], recipe: Sequence[int]) -> Corr
 
 
 def correlation(x: Sequence[float], y: Sequence[float], recipe: Sequence[int]) -> Interval:
-    """Spearman's correlation and its 95 % interval: recipes are drawn with replacement, each with all its runs.
-    From -1 to 1 where that is undefined, as for a single recipe."""
+    """Spearman's correlation and its 95 % bootstrap interval: recipes are drawn with replacement, each with all its
+    runs. The interval is -1 to 1 if that is undefined, as for a single recipe."""
     first, second, groups = np.asarray(x, np.float64), np.asarray(y, np.float64), np.asarray(recipe)
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    generator = np.random.default_rng(0)  # of the interval's own, so that the same runs give the same interval
+    generator = np.random.default_rng(0)  # a fixed seed: the same runs give the same interval
     drawn = []
     for _ in range(RESAMPLES):
         chosen = np.concatenate([members[i] for i in generator.integers(len(members), size=len(members))])
@@ -170,7 +172,7 @@ def correlation(x: Sequence[float], y: Sequence[float], recipe: Sequence[int]) -
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Pearson's correlation of the ranks, ties sharing theirs; None where one of them is constant."""
+    """Pearson's correlation of the ranks; None if x or y is constant."""
     a, b = ranks(x), ranks(y)
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
@@ -178,6 +180,6 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """From 1; equal values get the mean of their ranks."""
+    """Ranks from 1; equal values get the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[place]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 LABEL = "ibc-through-chain"
 THROUGH = replace(find_trial("ibc"), through_chain=True)
 LATER = 100
-"""Steps after which the gradient is looked at again."""
+"""Training steps after which the extra gradient is measured a second time."""
 TIMED = 20
-"""Steps of each kind whose time is taken, in turns, on the same machine at the same moment."""
+"""Number of timed steps of each kind. The two kinds take turns, so that a busy machine slows both."""
 
 
 class ThroughChain(Claim):
@@ -115,7 +115,8 @@ def job_of(trial: Trial, scale: Scale, seed: int) -> Job:
 
 
 def seconds_per_step(jobs: dict[str, Job], steps: int) -> dict[str, float]:
-    """Medians over `steps` of each, in turns; the first of each warms up and does not count."""
+    """Median time of a step of each job, over `steps` steps in turns. The first step of each job is a warm-up and does
+    not count."""
     trainers = {kind: trainer_of(job) for kind, job in jobs.items()}
     times: dict[str, list[float]] = {kind: [] for kind in trainers}
     for _ in range(steps + 1):
@@ -127,8 +128,9 @@ def seconds_per_step(jobs: dict[str, Job], steps: int) -> dict[str, float]:
 
 
 def extra_gradient(trainer: Trainer) -> dict[str, float]:
-    """‖g − g₀‖/‖g₀‖ on a batch of the data, where g is the gradient through the chain and g₀ that with the same
-    negatives held constant: of the first layer's bias and its weights of the observation, and of all other weights."""
+    """‖g − g₀‖/‖g₀‖ on one batch, where g is the gradient through the chain and g₀ the gradient with the same negatives
+    held constant. `observation` is that of the first layer's bias and its weights of the observation, `rest` that of
+    all other weights."""
     learner, source = trainer.learner, trainer.learner.source
     if not isinstance(source, ShortChains):
         raise TypeError(f"the trainer's negatives must come from ShortChains, got {type(source).__name__}")
@@ -137,7 +139,7 @@ def extra_gradient(trainer: Trainer) -> dict[str, float]:
     obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(trainer.device) for part in windows[rows])
     obs, actions = trainer.obs_box.normalise(obs), trainer.act_box.normalise(actions)
     found = []
-    for learner.source in (replace(source, keep_graph=False), source):  # ends with the one that was there
+    for learner.source in (replace(source, keep_graph=False), source):  # the original source comes last, and stays
         loss, _ = learner.loss(obs, actions, torch.Generator(trainer.device).manual_seed(trainer.seed))
         found.append(_gradients(learner.conditional, loss))
     constant, through = found

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EVERY = 20
-"""Steps between two rows of them."""
+"""Training steps between two rows of the reference curves."""
 TOLERANCE = 0.2
+"""The largest difference to the reference that counts as agreement, as a share of the curve's range."""
 OVERFITTED = 0.05
-"""Action error, in the task's units: the radius of a goal."""
+"""The episode counts as fitted if the action error is below this, a goal's radius in the task's units."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ class Case:
     file: str
     dim: int
     episodes: int | None
-    """None: as many as the scale calls many."""
+    """Training episodes; None for the scale's `many`."""
     steps: int
     margin: float
-    """Of the box around the actions. The reference cuts its 5 % back to what the environment allows: nothing is left
-    where the demonstrations fill the space, all of it where they are one episode between two goals."""
+    """Margin of the box around the actions. The reference has 5 %, cut back to the limits of the environment. Nothing
+    is left if the demonstrations fill the space; all of it is left for one episode between two goals."""
 
     def length(self, scale: Scale) -> int:
-        """Training steps: as many as were logged."""
+        """Training steps: as many as the reference logged."""
         return min(self.steps, scale.steps) if scale.small else self.steps
 
 
@@ -70,9 +71,9 @@ COLUMNS = (
     "grad_norm_last",
 )
 ORDINARY = 0.9
-"""Share of the rows in which a course lies between the lowest and the highest of others, to be one like them."""
+"""A curve counts as one like ours if it lies between our lowest and our highest in at least this share of its rows."""
 MORE_EPISODES = 3
-"""Per seed, on which the one-episode case is trained as well, to see how much of a difference is the episode's."""
+"""Number of further single episodes per seed. They show how much of a difference is due to the episode."""
 TRAINED = ("1 episode", "1 episode, 16-D", "2-D", "16-D")
 COMPARED = {
     "info_nce": "loss",
@@ -80,8 +81,9 @@ COMPARED = {
     "last_gap": "energy of chain ends over data",
     DISTANCE: "distance",
 }
-"""What decides. InfoNCE does not see a constant added to the energies of an observation, so their level drifts freely
-and only differences compare; the levels are drawn."""
+"""The metrics that decide, with their names in texts. InfoNCE does not change when a constant is added to the energies
+of an observation, so their level drifts freely: only differences of energies are compared. The figure shows the
+levels."""
 
 
 @dataclass(frozen=True)
@@ -228,15 +230,15 @@ _TITLE = (
 
 
 def reference_trial(case: Case, scale: Scale, pairs: int, batch_size: int = 512) -> Trial:
-    """`ibc`, set as the reference code was, for that many pairs of observation and action."""
-    # There a step is clipped at a share of half the box of the chain, here at one of half of [-1, 1].
+    """`ibc` with the settings of the reference code, for `pairs` pairs of observation and action."""
+    # The reference clips a step at a share of half the chain's box, we clip it at a share of half of [-1, 1].
     clip = 0.1 * margin_limit(case.margin)
     sampler = Langevin(
         "ibc", 10, Polynomial(0.1, 1e-5), noise=1.0, step_clip=clip, clip_convention="half-range", margin=case.margin
     )
     trial = replace(find_trial("ibc"), sampler=sampler, obs_scaling="standardise", batch_size=batch_size)
     trial = scale.trial(trial)
-    # There it is × 0.99 every 100 steps; ours counts epochs.
+    # The reference multiplies the learning rate by 0.99 every 100 steps; ours falls once per some epochs.
     epoch = max(1, pairs // trial.batch_size)
     epochs = max(1, round(100 / epoch))
     return replace(trial, decay=0.99 ** (epochs * epoch / 100), decay_epochs=epochs)
@@ -245,22 +247,22 @@ def reference_trial(case: Case, scale: Scale, pairs: int, batch_size: int = 512)
 def trainer_of(
     case: Case, scale: Scale, seed: int, data_seed: int | None = None, batch_size: int = 512
 ) -> tuple[Trainer, "Recorder"]:
-    """A trainer with these settings, and what its negatives are recorded by; the demonstrations have the same seed
-    unless they get one of their own."""
+    """A trainer with these settings, and the recorder of its negatives. The demonstrations are those of `data_seed`,
+    which is `seed` by default."""
     task = ParticleTask(dim=case.dim)
     data_seed = seed if data_seed is None else data_seed
     demonstrations = collect_particle(task, case.episodes or scale.many, data_seed)
     trial = reference_trial(case, scale, len(demonstrations.obs), batch_size)
     validation = collect_particle(task, 20, VALIDATION_SEED)
     trainer = Trainer(trial, demonstrations, validation, seed, limits=(0.0, 1.0))
-    # The starts are uniform in the very box of the chain; a trial's own have the paper's margin.
+    # Chains start uniformly in their own box, as in the reference; those of a trial start in the paper's box.
     recorder = Recorder(ShortChains(trial.sampler, Uniform(case.margin)))
     trainer.learner.source = recorder
     return trainer, recorder
 
 
 class Recorder:
-    """A source of negatives that remembers how far its last ones were from the data."""
+    """A source of negatives that remembers the mean squared distance of its last negatives to the data."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -275,7 +277,7 @@ class Recorder:
 
 
 def follow(case: Case, scale: Scale, seed: int, data_seed: int | None = None) -> dict[str, list[float]]:
-    """The columns of the reference, of our training: row k is measured on the batch of step 20 k before its update."""
+    """The reference's columns, measured in our training. Row k is of the batch of step 20 k, before its update."""
     trainer, recorder = trainer_of(case, scale, seed, data_seed)
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for step in range(case.length(scale) + 1):
@@ -297,7 +299,7 @@ def follow(case: Case, scale: Scale, seed: int, data_seed: int | None = None) ->
 
 
 def success_of_small_batches(scale: Scale, seed: int) -> float:
-    """Of the policy after 2,358 steps of batches of 128, on held-out episodes."""
+    """Success on held-out episodes of the policy after 2,358 steps with batches of 128."""
     trainer, _ = trainer_of(CASES[1], scale, seed, batch_size=128)
     for _ in range(scale.steps if scale.small else 2358):
         trainer.step()
@@ -309,7 +311,7 @@ def success_of_small_batches(scale: Scale, seed: int) -> float:
 
 
 def read_reference(path: Path) -> dict[str, list[float]]:
-    """The columns of a file of curves; a ValueError names what is wrong with it."""
+    """Read the columns of a file of curves; a ValueError says what is wrong with the file."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     lacking = [name for name in ("step", *COLUMNS) if not rows or name not in rows[0]]
@@ -324,7 +326,7 @@ def read_reference(path: Path) -> dict[str, list[float]]:
 
 
 def compared(columns: dict[str, list[float]], metric: str) -> np.ndarray:
-    """A column, or the difference of the energies along the chain to that of the data."""
+    """A column, or for a gap the energies of the chain minus those of the data."""
     if metric in ("first_gap", "last_gap"):
         chain = np.array(columns[f"chain_{metric.removesuffix('_gap')}_energy"])
         return chain - np.array(columns["positive_energy"])
@@ -338,16 +340,17 @@ def deviation(both: dict[str, dict[str, list[float]]], metric: str) -> float:
 
 
 def within(course: list[float], others: list[list[float]]) -> float:
-    """The share of its rows in which a course lies between the lowest and the highest of others."""
+    """The share of rows in which a curve lies between the lowest and the highest of the others."""
     return float(np.mean((np.min(others, 0) <= course) & (course <= np.max(others, 0))))
 
 
 def _end(course: list[float]) -> float:
-    """The mean of its last five rows, as a single one scatters."""
+    """The mean of the last five rows, as a single row is noisy."""
     return float(np.mean(course[-5:]))
 
 
 def _beside(runs: list[dict[str, dict[str, list[float]]]]) -> dict[str, Any]:
+    """Our curves as bands over seeds, and the reference's, for the figure."""
     return {
         "ours": {name: _band([run["ours"][name] for run in runs]) for name in COLUMNS},
         "reference": runs[0]["reference"],
@@ -355,12 +358,12 @@ def _beside(runs: list[dict[str, dict[str, list[float]]]]) -> dict[str, Any]:
 
 
 def action_error(run: Result) -> float:
-    """Of the last policy on what it was trained on; the side of the space, 1, where there is none."""
+    """Action error of the last policy on its training episode; 1, the side of the space, for a run that diverged."""
     return 1.0 if "diverged" in run else float(run["curve"][-1]["train_action_error"])
 
 
 def _along(runs: list[Result]) -> dict[str, Any]:
-    """Loss, energies and distances of trainings, over the seeds that did not diverge."""
+    """Loss, energies and distances along training, as bands over the seeds that did not diverge."""
     names = ("info_nce", "positive_energy", "negative_energy", "energy_gap", "negative_distance")
     runs = [run for run in runs if "diverged" not in run]
     if not runs:
@@ -370,12 +373,12 @@ def _along(runs: list[Result]) -> dict[str, Any]:
 
 
 def _band(curves: list[list[float]]) -> dict[str, list[float]]:
-    """Mean, lowest and highest over seeds."""
+    """Mean, lowest and highest value over seeds."""
     values = np.array(curves)
     parts = {"mean": values.mean(0), "low": values.min(0), "high": values.max(0)}
     return {name: [_digits(value) for value in part.tolist()] for name, part in parts.items()}
 
 
 def _digits(value: float) -> float:
-    """Five do."""
+    """Round to five significant digits, which are enough for a record."""
     return float(f"{value:.5g}")

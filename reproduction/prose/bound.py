@@ -40,7 +40,7 @@ class Facts:
     nats: float
     """The mutual information."""
     largest: dict[str, Largest]
-    """By kind of negatives."""
+    """The largest excess by kind of negatives."""
     count: int
     """The largest number of negatives M."""
     own_chain: Interval

@@ -39,7 +39,7 @@ class Facts:
     end: Verdict
     """Whether the last policies of `short-chains` are better."""
     distance: dict[str, Interval]
-    """Of the negatives to the demonstrated action."""
+    """Distance of the negatives to the demonstrated action."""
     nearer: Verdict
     """Whether the negatives of `short-chains` come nearer than those of `long-chain`."""
     ibc_better: Verdict

@@ -42,7 +42,7 @@ class Run:
     many_skill: float
     """Mean skill in many dimensions."""
     success: Interval
-    """In many dimensions, as are all that follow."""
+    """Success in many dimensions; gap and bound are in many dimensions too."""
     gap: Interval
     """Energies of the negatives minus those of the demonstrated actions, at the end of training."""
     bound: Interval
@@ -73,9 +73,9 @@ class Facts:
     many: int
     """Numbers of dimensions."""
     runs: dict[str, Run]
-    """By trial, `ibc` first."""
+    """Facts by trial, `ibc` first."""
     comparisons: dict[str, Comparison]
-    """By trial, without `ibc`."""
+    """Facts by trial, without `ibc`."""
     works: bool
     """Whether `ibc` learns the task in many dimensions."""
     ibc_successes: tuple[list[float], list[float]]

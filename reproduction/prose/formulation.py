@@ -24,9 +24,9 @@ class Facts:
 
     success: dict[str, Interval]
     difference: Interval
-    """Of their success."""
+    """Difference of their success."""
     distance: dict[str, Interval]
-    """Of the negatives to the demonstrated action."""
+    """Distance of the negatives to the demonstrated action."""
     further: Verdict
     """Whether the negatives of `correct` end further away."""
     entropy: dict[str, Interval]

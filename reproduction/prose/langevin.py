@@ -31,7 +31,7 @@ class Facts:
     """What the texts report."""
 
     temperature: dict[str, dict[str, Interval]]
-    """By step rule (`ibc`, `correct`) and target."""
+    """Effective temperature by step rule (`ibc`, `correct`) and target."""
     certified: list[float]
     """Share of seeds whose certificate accepts the correct step, by target and run."""
     refused: list[float]

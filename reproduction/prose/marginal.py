@@ -61,7 +61,7 @@ class Facts:
     long_behind: bool
     """Whether it is still behind `ibc` then."""
     distance: dict[str, Interval]
-    """Of the negatives to the demonstrated action: of `ibc` and of `described`."""
+    """Distance of the negatives to the demonstrated action: of `ibc` and of `described`."""
     entropy: dict[str, Interval]
     """H(y|x) of `ibc` and of `described`."""
     entropy_with_more: Interval

@@ -39,13 +39,13 @@ class Run:
     name: str
     success: Interval
     distance: Interval
-    """Of the negatives to the demonstrated action."""
+    """Distance of the negatives to the demonstrated action."""
     gap: Interval
     """Energies of the negatives minus those of the demonstrated actions, at the end of training."""
     entropy: Interval
     """H(y|x), in nats."""
     norm: Interval
-    """Of the energy's gradient at the negatives."""
+    """Norm of the energy's gradient at the negatives."""
     landscape: Literal["wrong", "flatter", "similar"]
     """The energy beside that of `correct`: sharp in the wrong place, flatter, or neither."""
 

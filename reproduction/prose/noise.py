@@ -30,14 +30,14 @@ RULE = (
 
 @dataclass(frozen=True)
 class Growth:
-    """What is told where σ matters early in training and not later."""
+    """What the texts report if σ matters early in training and not later."""
 
     away: dict[float, float]
     """Distance of the negatives in the first fifth of training, by σ."""
     flat: bool
     """Whether σ hardly matters below 0.1."""
     norm: Interval
-    """Of the energy's gradient at the end of training with σ = 1."""
+    """Norm of the energy's gradient at the end of training with σ = 1."""
     clipped: list[float]
     """Shares of clipped moves at the end of training with σ = 1."""
 

@@ -31,7 +31,7 @@ RULE = (
 
 
 Correlations = dict[tuple[str, str], Interval]
-"""By measure (`bound`, `entropy`) and outcome (`success`, `error`, `gap`)."""
+"""Correlations by measure (`bound`, `entropy`) and outcome (`success`, `error`, `gap`)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Facts:
     near: int
     """Number of runs whose bound is near its ceiling."""
     nearness: float
-    """What counts as near, in nats."""
+    """The distance to the ceiling that counts as near, in nats."""
     coarse: int
     """Number of runs most of whose valleys are too narrow for the quadrature."""
 

@@ -31,7 +31,7 @@ class Run:
     info_nce: Interval
     """At the end of training."""
     norm: Interval
-    """Of the energy's gradient at the negatives, at the end of training."""
+    """Norm of the energy's gradient at the negatives, at the end of training."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Facts:
     constant: Run
     """Negatives held constant."""
     difference: Interval
-    """Of their success."""
+    """Difference of their success."""
     ratio: Interval
-    """Of the times of a training step."""
+    """Ratio of the times of a training step."""
     later: int
     """Steps after which the extra gradient was measured."""
     extra: dict[str, float]

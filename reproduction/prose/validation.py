@@ -71,7 +71,7 @@ class Compared:
     inside: float
     """Share of rows in which the reference's distance lies between the lowest and the highest of ours."""
     beyond: list[str]
-    """What is not within its limit."""
+    """Names of the metrics that are not within their limits."""
     distance_alone: bool
     """Whether that is the distance on one episode, and nothing else."""
     ordinary: bool
@@ -79,7 +79,7 @@ class Compared:
 
 
 def skipped(trained: Trained, reason: str) -> str:
-    """What was measured, without the comparison."""
+    """The measured sentence without the comparison."""
     return f"{_trained(trained)}. No comparison with the reference: {reason}."
 
 
