@@ -1,8 +1,8 @@
-# make demo | make test | make bench | make install: each does its own set-up.
+# make demo | make test | make bench | make reproduce | make install: each does its own set-up.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: install test demo bench clean
+.PHONY: install test demo bench reproduce clean
 
 install: .venv/installed
 
@@ -27,9 +27,13 @@ demo: install
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
 bench: install
-	$(BIN)/python benchmarks/measure.py
-	$(BIN)/python benchmarks/from_nothing.py
-	$(BIN)/python benchmarks/document.py
+	$(BIN)/python -m benchmarks.measure
+	$(BIN)/python -m benchmarks.from_nothing
+	$(BIN)/python -m benchmarks.document
+
+# make reproduce ARGS="--scale smoke" tries the code; without ARGS it is the paper's scale, which takes hours.
+reproduce: install
+	$(BIN)/python -m reproduction $(ARGS)
 
 clean:
 	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache

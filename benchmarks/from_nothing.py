@@ -1,7 +1,7 @@
 """From nothing to a policy that succeeds, by the command line: the default recipe, one seed after the other. The clock
 runs over demonstrations, training and evaluation; then single actions of that policy are timed, on one thread.
 
-    .venv/bin/python benchmarks/from_nothing.py
+    .venv/bin/python -m benchmarks.from_nothing
 
 Writes docs/from_nothing.jsonl, a row per seed. About a minute each on a quiet machine.
 """

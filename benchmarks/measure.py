@@ -4,16 +4,15 @@ the training step beside the baselines of eager.py, in turns. Writes docs/perfor
 torch.compile needs a C++ compiler.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from eager import EagerStep
 
-from cebm.bench import (
+from benchmarks.bench import (
     AS_IT_IS_LONGER,
     LARGE,
     Row,
@@ -27,6 +26,7 @@ from cebm.bench import (
     varied,
     work_and_memory,
 )
+from benchmarks.eager import EagerStep
 from cebm.trials import TRIALS
 
 # The paper's, and one whose activations fit no cache.
@@ -78,7 +78,7 @@ def compare(sizes: Mapping[str, int], threads: int, repeats: int = 25) -> Iterat
         name: partial(EagerStep(*shape, compiled=name == "compiled").step, obs, actions, generator)
         for name in ("eager", "compiled")
     }
-    subjects = [trainer.step, *baselines.values()]
+    subjects: list[Callable[[], object]] = [trainer.step, *baselines.values()]
     seconds, mm = interleaved(subjects, repeats, 1 if sizes else AS_IT_IS_LONGER)
     flop, library_peak = work_and_memory(trainer.step)
     fractions = np.median(flop / seconds / mm, 1).tolist()

@@ -1,6 +1,6 @@
 """The study behind docs/stability.md: trains a case for each seed, then measures its checkpoints.
 
-    python benchmarks/stability.py steady-2d-2000 --seeds 0 1 2 3 4 --out docs/stability
+    python -m benchmarks.stability steady-2d-2000 --seeds 0 1 2 3 4 --out docs/stability
 
 Every run is an ordinary run directory under --runs and resumes where it stopped; a measured run is one JSON file
 `CASE-SEED.json` under --out, and is not measured again. One thread, so that two can run side by side.
@@ -212,10 +212,27 @@ class SoftmaxOfCandidates(ImplicitPolicy):
         return replace(found, action=found.candidates.take_along_dim(drawn.unsqueeze(-1), 1).squeeze(1))
 
 
+def _implicit(trainer: Trainer) -> ImplicitPolicy:
+    policy = trainer.policy()
+    if not isinstance(policy, ImplicitPolicy):
+        raise TypeError(f"this study needs an implicit policy, got {type(policy).__name__}")
+    return policy
+
+
+def _corrected(policy: ImplicitPolicy, way: str) -> ImplicitPolicy:
+    """The policy with or without the correction by p̂(y), as the names in `CORRECTION` say."""
+    if not isinstance(policy.energy, TiltedEnergy):
+        raise TypeError(f"{way} needs a policy with a TiltedEnergy, got {type(policy.energy).__name__}")
+    if way == "uncorrected":
+        policy = replace(policy, energy=policy.energy.tilt)
+    if way == "corrected-box":  # a sum is searched from the box, as the tilt alone is, and not from draws of p̂(y)
+        policy = replace(policy, energy=1.0 * policy.energy)
+    return replace(policy, choice="draw" if way == "corrected-draw" else "minimum")
+
+
 def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
     """The policy and its effort."""
-    policy = trainer.policy()
-    assert isinstance(policy, ImplicitPolicy)
+    policy = _implicit(trainer)
     if way == "as-trained":
         return policy, {}
     if way == "three-steps":
@@ -225,12 +242,7 @@ def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
     if way == "proposal-only":  # one draw, so that there is nothing for the tilt to choose from
         return replace(policy, choice="draw"), {"candidates": 1}
     if way in CORRECTION:
-        assert isinstance(policy.energy, TiltedEnergy)
-        if way == "uncorrected":
-            policy = replace(policy, energy=policy.energy.tilt)
-        if way == "corrected-box":  # a sum is searched from the box, as the tilt alone is, and not from draws of p̂(y)
-            policy = replace(policy, energy=1.0 * policy.energy)
-        return replace(policy, choice="draw" if way == "corrected-draw" else "minimum"), {"candidates": 64}
+        return _corrected(policy, way), {"candidates": 64}
     if way.startswith("raw"):
         policy = replace(policy, energy=trainer.learner.conditional.eval())
     if way == "averaged-normalised":
@@ -257,8 +269,7 @@ def success(trainer: Trainer, way: str, case: Case) -> dict[str, float]:
 def energies(trainer: Trainer) -> dict[str, float]:
     """The landscape on 256 validation pairs: range over the box, gradients there and at the demonstrated action, and
     how much of the acting search is clipped."""
-    policy = trainer.policy()
-    assert isinstance(policy, ImplicitPolicy)
+    policy = _implicit(trainer)
     obs, actions = trainer._normalised(trainer.validation, slice(0, 256))
     generator = torch.Generator().manual_seed(0)
     box = torch.rand(len(obs), 64, actions.shape[1], generator=generator) * 2.2 - 1.1

@@ -6,9 +6,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from document import BLUE, GREEN, ORANGE, RED, replaced, table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from benchmarks.document import BLUE, GREEN, ORANGE, RED, replaced, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 Records = dict[str, list[dict[str, Any]]]

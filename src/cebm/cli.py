@@ -2,6 +2,7 @@
 so that `cebm --help` is quick.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -56,8 +57,7 @@ class Bench:
     """Measurements per row, fewer where one takes long; of actions 12 times as many."""
 
     def __call__(self) -> None:
-        from cebm.bench import bench
-
+        bench = from_checkout("benchmarks.bench").bench
         for row in bench(self.what, self.threads, self.repeats):
             print(row.to_json() if self.json else row, flush=True)
 
@@ -164,13 +164,28 @@ class Reproduce:
     """Folder of the records and figures; the ledger is written beside it, with the suffix .md."""
     runs: Path = Path("runs/reproduce")
     """Folder of the run directories."""
+    reference: Path | None = None
+    """Folder of the reference curves that the claim `validation` compares with; by default ../shared/reference, seen
+    from the repository, where it exists. Without them that comparison is skipped."""
     report: bool = False
     """Run nothing: write one HTML page beside the folder, from the records that are there."""
 
     def __call__(self) -> None:
-        from cebm.commands import reproduce_claims
+        from_checkout("reproduction.command").reproduce_claims(self)
 
-        reproduce_claims(self)
+
+def from_checkout(name: str) -> Any:
+    """Import a module of the packages that stand beside the library in its repository: `reproduction`, `benchmarks`.
+    The repository's root stays on `sys.path`, which worker processes inherit."""
+    root, package = Path(cebm.__file__).resolve().parents[2], name.partition(".")[0]
+    if not (root / package / "__init__.py").is_file():
+        raise ImportError(
+            f"this command needs a checkout of cebm's repository, installed by `pip install -e .`: "
+            f"there is no {package} in {root}"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module(name)
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -214,10 +229,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
-        from cebm.experiments.running import ReproductionError
         from cebm.training import Interrupted, TrainingError
 
-        if not isinstance(error, Interrupted | TrainingError | ReproductionError):
+        if not isinstance(error, Interrupted | TrainingError):
             raise
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(130 if isinstance(error, Interrupted) else 1)

@@ -1,8 +1,6 @@
 """The commands whose arguments or work need torch; `cli.py` imports this when one of them is called."""
 
-import importlib.util
 import json
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from cebm.training import Job, Listener, Outcome, load_job, resume, task_of, tra
 from cebm.trials import TRIALS, Trial, find_trial
 
 if TYPE_CHECKING:
-    from cebm.cli import Eval, Reproduce
+    from cebm.cli import Eval
 
 DEFAULT_TRIAL = "steady"
 
@@ -188,33 +186,6 @@ def report_runs(runs: list[Path], out: Path) -> None:
             print(f"success {rate} ({summary['successes']}/{summary['episodes']})  {out}")
         else:
             print(out)
-
-
-def reproduce_claims(arguments: "Reproduce") -> None:
-    """`cebm reproduce`: one line per claim, then the ledger's path; with `report` the page's path alone."""
-    from cebm.experiments import CLAIMS, find_claim
-    from cebm.experiments.ledger import SCALES
-    from cebm.experiments.page import write_page
-    from cebm.experiments.running import reproduce
-
-    if arguments.report:
-        if arguments.claims:
-            raise ValueError("the page shows all claims that were measured: name none with --report")
-        print(write_page(arguments.out, arguments.out.with_suffix(".html")))
-        return
-    claims = list(dict.fromkeys(map(find_claim, arguments.claims))) or CLAIMS
-    if importlib.util.find_spec("matplotlib") is None:  # known now, needed at the end
-        raise ImportError("figures need matplotlib: pip install 'cebm[plot]'")
-    if not arguments.out.name:
-        raise ValueError(f"out must be a folder with a name, which the ledger beside it takes, got {arguments.out}")
-    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
-    scale = SCALES[arguments.scale]
-    findings = reproduce(claims, scale, arguments.seeds, workers, arguments.out, arguments.runs)
-    width = max(len(claim.slug) for claim in claims)
-    for claim in claims:
-        finding = findings[claim.slug]
-        print(f"{claim.number:>2} {claim.slug:<{width}}  {finding.verdict:<13}  {finding.measured}")
-    print(arguments.out.with_suffix(".md"))
 
 
 def sentence(result: Evaluation) -> str:

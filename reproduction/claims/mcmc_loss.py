@@ -1,0 +1,80 @@
+"""Claim 6: the MCMC loss is no improvement over InfoNCE."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cebm.trials import find_trial
+from reproduction.intervals import Interval, Verdict
+from reproduction.ledger import Claim, Finding, Results, Task
+from reproduction.prose import mcmc_loss as prose
+from reproduction.trainings import Scale, training
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOTICED = 0.1
+"""The smallest gain in success that two single runs can show: 1.96·√2 standard errors of 200 episodes at 50 %."""
+
+PENALISED = "mcmc-loss-penalty"
+"""`mcmc-loss` with a gradient penalty, which bounds the slope of its energy."""
+TRIALS = ("ibc", "mcmc-loss", PENALISED)
+
+
+def no_better(difference: Interval) -> Verdict:
+    """The rule for "no improvement", by the interval of a difference in success. If the whole interval lies
+    above 0, there is an improvement and the rule does not hold. Otherwise it holds if the interval ends below
+    `NOTICED`, and is inconclusive if it does not."""
+    if difference.low > 0:
+        return "does not hold"
+    return "holds" if difference.high < NOTICED else "inconclusive"
+
+
+class McmcLoss(Claim):
+    number = 6
+    slug = "mcmc-loss"
+    section = "Sec. III"
+    statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
+
+    def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
+        penalised = replace(find_trial("mcmc-loss"), gradient_penalty=1.0, gradient_margin=10.0)
+        tasks: list[Task] = [training(trial, scale, seed) for seed in seeds for trial in ("ibc", "mcmc-loss")]
+        return tasks + [training(penalised, scale, seed, PENALISED) for seed in seeds[:3]]
+
+    def judge(self, results: Results) -> Finding:
+        success = {trial: results.plateau(trial) for trial in TRIALS}
+        last = {trial: results.values(trial, "last", "success") for trial in TRIALS}
+        gap = {trial: results.at_the_end(trial, "energy_gap") for trial in TRIALS}
+        clipped = {trial: results.at_the_end(trial, "clipped") for trial in TRIALS}
+        difference = Interval.of_difference(success["mcmc-loss"], success["ibc"])
+        verdict = no_better(difference)
+        runs = {
+            trial: prose.Run(Interval.of(success[trial]), Interval.of(gap[trial]), clipped[trial]) for trial in TRIALS
+        }
+        facts = prose.Facts(
+            mcmc_loss=runs["mcmc-loss"],
+            ibc=runs["ibc"],
+            penalised=runs[PENALISED],
+            difference=difference,
+            last_difference=Interval.of_difference(last["mcmc-loss"], last["ibc"]),
+            fails=difference.high < -NOTICED,
+        )
+        return Finding(
+            verdict,
+            prose.measured(facts),
+            {
+                "success": success,
+                "last": last,
+                "difference": difference.to_json(),
+                "energy_gap": gap,
+                "clipped": clipped,
+                "curves": results.curves(TRIALS),
+                "gaps": results.curves(TRIALS, "energy_gap", of="training"),
+            },
+            prose.comment(facts, verdict),
+        )
+
+    def draw(self, finding: Finding, figure: "Figure") -> None:
+        from reproduction.drawing import success_and_gaps
+
+        success_and_gaps(figure, finding.numbers)
