@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from cebm.envs.particle import BatchedParticle, ParticleTask, collect_particle
+from cebm.energies import MLPEnergy
 from cebm.evaluation import evaluate
-from cebm.networks import MLPEnergy
+from cebm.recipes import TRIALS, Trial, vary
 from cebm.samplers import Langevin, run
+from cebm.tasks import BatchedParticle, ParticleTask, collect_particle
 from cebm.trainer import Trainer
-from cebm.trials import TRIALS, Trial
 
 # The paper's training step: 512 examples, 8 negatives each, two hidden layers of 256, 10 Langevin steps.
 _BATCH, _SAMPLES, _WIDTH, _STEPS = 512, 8, 256, 10
@@ -314,13 +314,13 @@ def varied(trial: Trial, sizes: Mapping[str, int]) -> Trial:
     """The trial with some sizes changed."""
     for axis, value in sizes.items():
         if axis == "batch":
-            trial = replace(trial, batch_size=value)
+            trial = vary(trial, batch_size=value)
         elif axis == "samples":
-            trial = replace(trial, negative_count=value)
+            trial = vary(trial, count=value)
         elif axis == "steps":
-            trial = replace(trial, sampler=replace(trial.sampler, steps=value))
+            trial = vary(trial, **{"objective.source.sampler.steps": value})
         elif axis == "width":
-            trial = replace(trial, network=replace(trial.network, width=value))
+            trial = vary(trial, **{"energy.width": value})
         else:
             raise ValueError(f"sizes must be of batch, samples, steps or width, got {axis!r}")
     return trial
@@ -409,7 +409,7 @@ def _bench_env(threads: int, repeats: int) -> Iterator[EnvBench]:
         times.append(_time(episodes))
     q25, median, q75 = quartiles(_ENV_EPISODES * task.steps / np.array(times))
     for name, trial in _trials():
-        candidates = min(64, trial.candidates)  # as evaluations along the way take
+        candidates = min(64, getattr(trial.acting, "candidates", 1))  # as evaluations along the way take
         policy = make_trainer(trial).policy()
         result = evaluate(policy, task, episodes=_EVALUATION_EPISODES, latency_calls=0, candidates=candidates)
         yield EnvBench(

@@ -27,7 +27,8 @@ from benchmarks.bench import (
     work_and_memory,
 )
 from benchmarks.eager import EagerStep
-from cebm.trials import TRIALS
+from cebm.composition import settings_of
+from cebm.recipes import TRIALS
 
 # The paper's, and one whose activations fit no cache.
 SETTINGS: tuple[dict[str, int], ...] = ({}, LARGE)
@@ -71,9 +72,10 @@ def compare(sizes: Mapping[str, int], threads: int, repeats: int = 25) -> Iterat
     generator = torch.Generator()
     trainer = make_trainer(trial)
     obs_dim, act_dim = trainer.obs_box.dim, trainer.act_box.dim
-    obs = torch.rand(trial.batch_size, obs_dim, generator=generator) * 2 - 1
-    actions = torch.rand(trial.batch_size, act_dim, generator=generator) * 2 - 1
-    shape = (obs_dim, act_dim, trial.network.width, trial.negative_count, trial.sampler.steps)
+    obs = torch.rand(trial.optimiser.batch_size, obs_dim, generator=generator) * 2 - 1
+    actions = torch.rand(trial.optimiser.batch_size, act_dim, generator=generator) * 2 - 1
+    objective = trial.objective
+    shape = (obs_dim, act_dim, settings_of(trial)["energy.width"], objective.count, objective.source.sampler.steps)
     baselines = {
         name: partial(EagerStep(*shape, compiled=name == "compiled").step, obs, actions, generator)
         for name in ("eager", "compiled")

@@ -8,23 +8,25 @@ Every run is an ordinary run directory under --runs and resumes where it stopped
 
 import argparse
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from cebm.energy import Actions, Context, EnergyModel
-from cebm.envs.particle import ParticleTask
+from cebm.acting import Found, Problem, Search
+from cebm.energies import MLP, EnergyModel
+from cebm.energies.base import Actions, Context, Energies, Obs
 from cebm.evaluation import TEST_SEED, evaluate
-from cebm.explicit import TiltedEnergy
-from cebm.policy import ImplicitPolicy, Network, Proposal
-from cebm.samplers import ChainState, Constant, Langevin, StepInfo, run
-from cebm.storage import load_bundle
+from cebm.objectives import GradientPenalty
+from cebm.optimisers import Cosine, Decay
+from cebm.policy import EnergyPolicy
+from cebm.recipes import TRIALS, Trial, vary
+from cebm.runs import Job, load_checkpoint, resume, train, trainer_of
+from cebm.samplers import Constant, Langevin, LangevinState, StepInfo, run
+from cebm.tasks import ParticleTask
 from cebm.trainer import Trainer
-from cebm.training import CHECKPOINT_FORMAT, CHECKPOINT_VERSION, Job, resume, train, trainer_of
-from cebm.trials import TRIALS, Trial
 
 STEADY, IBC = TRIALS["steady"], TRIALS["ibc"]
 PLANE, RANDOM_ORDER = ParticleTask(), ParticleTask(random_order=True)
@@ -51,14 +53,14 @@ HOW = ("as-trained", "minimum", "proposal-only")
 LONGER = (*HOW, "three-steps")
 CORRECTION = ("corrected", "corrected-box", "corrected-draw", "uncorrected")
 CHAINS = ("raw", "averaged", "averaged-softmax", "averaged-16", "averaged-40-steps", "averaged-normalised")
-_IBC_AVERAGED = replace(IBC, ema=0.995)
+_IBC_AVERAGED = vary(IBC, average=0.995)
 CASES = {
     "steady-2d-2000": Case(STEADY, procedures=LONGER, every=500),
     "steady-2d-300": Case(STEADY, episodes=300, procedures=LONGER, every=500),
     "steady-16d": Case(STEADY, ParticleTask(dim=16), steps=5000, procedures=LONGER),
     "steady-32d": Case(STEADY, ParticleTask(dim=32), steps=5000, procedures=LONGER),
     "steady-random-order": Case(STEADY, RANDOM_ORDER, steps=5000, procedures=LONGER),
-    "steady-random-order-history": Case(replace(STEADY, history=8), RANDOM_ORDER, steps=5000, procedures=LONGER),
+    "steady-random-order-history": Case(vary(STEADY, history=8), RANDOM_ORDER, steps=5000, procedures=LONGER),
     "ibc-2d-300": Case(_IBC_AVERAGED, episodes=300, procedures=CHAINS, every=1000, at=(1000, 3000), eval_episodes=100),
 }
 
@@ -67,7 +69,7 @@ CASES = {
 CASES["steady-short"] = Case(STEADY, episodes=300, steps=1000, eval_episodes=100)
 # Longer than the ablations: it learns more slowly.
 CASES["ibc-penalty"] = Case(
-    replace(_IBC_AVERAGED, gradient_penalty=1.0, gradient_margin=10.0),
+    replace(_IBC_AVERAGED, penalties=(GradientPenalty(1.0, margin=10.0),)),
     steps=3000,
     procedures=("raw", "averaged", "averaged-softmax"),
     at=(1000, 2000),
@@ -81,36 +83,34 @@ def _ablation(trial: Trial, *procedures: str) -> Case:
 
 # One change at a time, from the published recipe towards ours and back; 2,000 steps, 2,000 demonstrations. The search
 # of `steady` had three steps then.
-_THREE = replace(STEADY, acting=replace(STEADY.acting, steps=3))
+_THREE = vary(STEADY, **{"acting.sampler.steps": 3})
 CASES |= {
     "ablation-ibc": _ablation(_IBC_AVERAGED, "raw", "averaged", "averaged-softmax"),
     "ablation-ibc-rate": _ablation(
-        replace(
+        vary(
             _IBC_AVERAGED,
-            network=Network(init="torch"),
+            energy=MLP(init="torch"),
             obs_scaling="standardise",
             learning_rate=3e-3,
-            schedule="cosine",
+            **{"optimiser.schedule": Cosine()},
         ),
         "raw",
         "averaged",
         "averaged-softmax",
     ),
-    "ablation-ibc-smoothing": _ablation(
-        replace(_IBC_AVERAGED, network=Network(smoothing=0.05)), "raw", "averaged", "averaged-softmax"
-    ),
-    "marginal-in-batch": _ablation(replace(TRIALS["in-batch-corrected"], ema=0.995), *CORRECTION),
-    "marginal-mas": _ablation(replace(TRIALS["ibc-mas-corrected"], ema=0.995), *CORRECTION),
+    "ablation-ibc-smoothing": _ablation(vary(_IBC_AVERAGED, smoothing=0.05), "raw", "averaged", "averaged-softmax"),
+    "marginal-in-batch": _ablation(vary(TRIALS["in-batch-corrected"], average=0.995), *CORRECTION),
+    "marginal-mas": _ablation(vary(TRIALS["ibc-mas-corrected"], average=0.995), *CORRECTION),
     "ablation-steady": _ablation(_THREE, *HOW),
-    "ablation-steady-min-max": _ablation(replace(_THREE, obs_scaling="min-max"), *HOW),
-    "ablation-steady-rate-0.001": _ablation(replace(_THREE, learning_rate=1e-3), *HOW),
-    "ablation-steady-no-average": _ablation(replace(_THREE, ema=0.0), *HOW),
-    "ablation-steady-no-cosine": _ablation(replace(_THREE, schedule="decay"), *HOW),
+    "ablation-steady-min-max": _ablation(vary(_THREE, obs_scaling="min-max"), *HOW),
+    "ablation-steady-rate-0.001": _ablation(vary(_THREE, learning_rate=1e-3), *HOW),
+    "ablation-steady-no-average": _ablation(vary(_THREE, average=0.0), *HOW),
+    "ablation-steady-no-cosine": _ablation(vary(_THREE, **{"optimiser.schedule": Decay()}), *HOW),
     "ablation-steady-smoothing-0.01": _ablation(
-        replace(
+        vary(
             _THREE,
-            network=replace(_THREE.network, smoothing=0.01),
-            acting=Langevin("ibc", 3, Constant(2 * 0.01**2), noise=0.0),
+            smoothing=0.01,
+            **{"acting.sampler": Langevin("ibc", 3, Constant(2 * 0.01**2), noise=0.0)},
         ),
         *HOW,
     ),
@@ -160,7 +160,7 @@ def measure(case: Case, name: str, seed: int, directory: Path) -> dict[str, Any]
         "demonstrations": case.episodes,
         "dim": case.task.dim,
         "random_order": case.task.random_order,
-        "history": case.trial.history,
+        "history": case.trial.inputs.history,
         "episodes": case.eval_episodes,
         "training_seconds": outcome.metrics[-1]["seconds"],
         "training": [
@@ -172,7 +172,7 @@ def measure(case: Case, name: str, seed: int, directory: Path) -> dict[str, Any]
     }
     second_half = range(case.steps // 2, case.steps + 1, case.every) if case.every else ()
     for step in sorted({*case.at, *second_half, case.steps}):
-        _, tensors = load_bundle(directory / "checkpoints" / f"step-{step:08d}", CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+        _, tensors = load_checkpoint(directory / "checkpoints" / f"step-{step:08d}")
         trainer.load_state(tensors, step)
         thorough = step in case.at or step == case.steps
         ways = case.procedures if thorough else case.procedures[:1]
@@ -188,67 +188,83 @@ class NormalisedDescent:
 
     steps: int = 10
 
-    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
-        return ChainState(start)
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> LangevinState:
+        return LangevinState(start)
 
     def step(
-        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]:
+        self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
+    ) -> tuple[LangevinState, StepInfo]:
         energies, gradients = energy.energies_and_gradients(context, state.actions)
         norm = gradients.norm(dim=-1, keepdim=True)
         radius = 0.5 * 0.01 ** (k / (self.steps - 1))
         actions = (state.actions - radius * gradients / norm.clamp_min(1e-12)).clamp(-1.1, 1.1)
         none = torch.zeros_like(norm.mean())
-        return ChainState(actions), StepInfo(energies.mean(), norm.mean(), none, none + 1)
+        return LangevinState(actions), StepInfo(energies.mean(), norm.mean(), none, none + 1)
 
 
-class SoftmaxOfCandidates(ImplicitPolicy):
+@dataclass(frozen=True)
+class SoftmaxOfCandidates:
     """Takes candidate i, where the search has left it, with probability ∝ exp(−Eᵢ)."""
 
-    def propose(self, obs: Any, **effort: Any) -> Proposal:
-        found = super().propose(obs, **effort)
-        generator = self._generator(effort.get("generator"))
-        drawn = torch.multinomial((-found.energies).softmax(1), 1, generator=generator)
-        return replace(found, action=found.candidates.take_along_dim(drawn.unsqueeze(-1), 1).squeeze(1))
+    inner: Search = Search()
+
+    def search(self, problem: Problem) -> Found:
+        found = self.inner.search(problem)
+        drawn = torch.multinomial((-found.energies).softmax(1), 1, generator=problem.generator)
+        return replace(found, chosen=drawn[:, 0])
 
 
-def _implicit(trainer: Trainer) -> ImplicitPolicy:
-    policy = trainer.policy()
-    if not isinstance(policy, ImplicitPolicy):
-        raise TypeError(f"this study needs an implicit policy, got {type(policy).__name__}")
-    return policy
+class WithoutProposal(EnergyModel):
+    """The same energy, searched from the box and not from draws of its proposal."""
+
+    def __init__(self, energy: EnergyModel) -> None:
+        super().__init__()
+        self.energy, self.obs_dim, self.act_dim = energy, energy.obs_dim, energy.act_dim
+        self.closed_form = energy.closed_form
+
+    def encode(self, obs: Obs) -> Context:
+        return self.energy.encode(obs)
+
+    def energies(self, context: Context, actions: Actions) -> Energies:
+        return self.energy.energies(context, actions)
+
+    def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
+        return self.energy.energies_and_gradients(context, actions)
 
 
-def _corrected(policy: ImplicitPolicy, way: str) -> ImplicitPolicy:
+def _searching(policy: EnergyPolicy, **changes: Any) -> EnergyPolicy:
+    """The policy with other settings of its search."""
+    return replace(policy, acting=vary(policy.acting, **changes))
+
+
+def _corrected(policy: EnergyPolicy, way: str) -> EnergyPolicy:
     """The policy with or without the correction by p̂(y), as the names in `CORRECTION` say."""
-    if not isinstance(policy.energy, TiltedEnergy):
-        raise TypeError(f"{way} needs a policy with a TiltedEnergy, got {type(policy.energy).__name__}")
     if way == "uncorrected":
-        policy = replace(policy, energy=policy.energy.tilt)
-    if way == "corrected-box":  # a sum is searched from the box, as the tilt alone is, and not from draws of p̂(y)
-        policy = replace(policy, energy=1.0 * policy.energy)
-    return replace(policy, choice="draw" if way == "corrected-draw" else "minimum")
+        policy = replace(policy, energy=policy.energy.contrasted)
+    if way == "corrected-box":
+        policy = replace(policy, energy=WithoutProposal(policy.energy))
+    return _searching(policy, choice="draw" if way == "corrected-draw" else "minimum")
 
 
-def acting(trainer: Trainer, way: str) -> tuple[ImplicitPolicy, dict[str, Any]]:
+def acting(trainer: Trainer, way: str) -> tuple[EnergyPolicy, dict[str, Any]]:
     """The policy and its effort."""
-    policy = _implicit(trainer)
+    policy = trainer.policy()
     if way == "as-trained":
         return policy, {}
     if way == "three-steps":
         return policy, {"steps": 3}
     if way == "minimum":
-        return replace(policy, choice="minimum"), {}
+        return _searching(policy, choice="minimum"), {}
     if way == "proposal-only":  # one draw, so that there is nothing for the tilt to choose from
-        return replace(policy, choice="draw"), {"candidates": 1}
+        return _searching(policy, choice="draw"), {"candidates": 1}
     if way in CORRECTION:
         return _corrected(policy, way), {"candidates": 64}
     if way.startswith("raw"):
-        policy = replace(policy, energy=trainer.learner.conditional.eval())
+        policy = replace(policy, energy=trainer.learner.energy)
     if way == "averaged-normalised":
-        policy = replace(policy, sampler=NormalisedDescent())  # type: ignore[arg-type]  # a sampler of this study only
+        policy = _searching(policy, sampler=NormalisedDescent())
     if way.endswith("softmax"):
-        policy = SoftmaxOfCandidates(**{each.name: getattr(policy, each.name) for each in fields(policy) if each.init})
+        policy = replace(policy, acting=SoftmaxOfCandidates(policy.acting))  # type: ignore[arg-type]  # a Search
     if way == "averaged-40-steps":
         return policy, {"candidates": 64, "steps": 40}
     return policy, {"candidates": 16 if way == "averaged-16" else 64}
@@ -260,16 +276,13 @@ def success(trainer: Trainer, way: str, case: Case) -> dict[str, float]:
     found = evaluate(policy, case.task, episodes=case.eval_episodes, seed=TEST_SEED, latency_calls=100, **effort)
     wanted = ("success", "min_distance_first", "min_distance_second", "action_ms_p50", "action_ms_p99")
     summary = found.summary()
-    trainer.learner.train()
-    for parameter in trainer.learner.parameters():
-        parameter.requires_grad_(True)
     return {key: summary[key] for key in wanted} | {"seconds": perf_counter() - began}
 
 
 def energies(trainer: Trainer) -> dict[str, float]:
     """The landscape on 256 validation pairs: range over the box, gradients there and at the demonstrated action, and
     how much of the acting search is clipped."""
-    policy = _implicit(trainer)
+    policy = trainer.policy()
     obs, actions = trainer._normalised(trainer.validation, slice(0, 256))
     generator = torch.Generator().manual_seed(0)
     box = torch.rand(len(obs), 64, actions.shape[1], generator=generator) * 2.2 - 1.1
@@ -277,8 +290,8 @@ def energies(trainer: Trainer) -> dict[str, float]:
         context = policy.energy.encode(obs)
         everywhere, slopes = policy.energy.energies_and_gradients(context, box)
         at_data, slopes_data = policy.energy.energies_and_gradients(context, actions.unsqueeze(1))
-        sampler = policy.sampler
-        info = run(sampler, policy.energy, context, box, generator).info if isinstance(sampler, Langevin) else None
+        sampler = getattr(policy.acting, "sampler", None)
+        info = None if sampler is None else run(sampler, policy.energy, context, box, generator).info
     spread = everywhere.max(1).values - everywhere.min(1).values
     return {
         "range": float(spread.mean()),

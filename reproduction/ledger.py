@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from cebm.storage import to_json
+from cebm.settings import to_json
 from reproduction.intervals import Verdict
 from reproduction.trainings import Result, Scale, Training
 

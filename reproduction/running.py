@@ -21,9 +21,10 @@ from threading import Thread
 from time import perf_counter, sleep
 from typing import Any
 
-from cebm import __version__
+from cebm import __version__, legacy
+from cebm.runs import Job, load_metrics, source_commit
+from cebm.settings import from_json, to_json
 from cebm.storage import write_atomically
-from cebm.training import load_metrics, source_commit
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.page import write_ledger
 from reproduction.trainings import Scale, Training
@@ -70,7 +71,7 @@ def reproduce(
         if "skipped" in record["result"]:  # something was missing on that machine: try again
             _record(out, key).unlink()
             continue
-        other = differing(record.get("settings", {}), task.settings)
+        other = differing(today(record.get("settings", {})), task.settings)
         if other:
             raise ReproductionError(
                 f"{_record(out, key)} was made with other settings ({other}); to have it run again, delete it and "
@@ -135,16 +136,24 @@ def _lengths(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for task in tasks:
         if isinstance(task, Training):
-            length = {"steps": task.job.steps, "demonstrations": task.job.episodes, "seeds": []}
+            length: dict[str, Any] = {"steps": task.job.steps, "demonstrations": task.job.episodes, "seeds": []}
             found.setdefault(task.label, length)["seeds"].append(task.seed)
     return found
 
 
+def today(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a record in today's words."""
+    if settings.get("type") != "Job":
+        return settings
+    return to_json(from_json(legacy.job(settings, "record"), Job, "record"))
+
+
 def differing(recorded: Any, asked: Any, name: str = "") -> str:
     """The first setting whose recorded value differs from the one asked for, or an empty text. Settings that only one
-    of the two has do not count, as classes gain settings over time."""
+    of the two has do not count, as classes gain settings over time; nor do the names of classes, which move."""
     if isinstance(recorded, dict) and isinstance(asked, dict):
-        both = (differing(recorded[key], asked[key], key) for key in recorded if key in asked)
+        shared = [key for key in recorded if key in asked and key != "type"]
+        both = (differing(recorded[key], asked[key], key) for key in shared)
         return next((found for found in both if found), "")
     return "" if recorded == asked else f"{name}: {recorded!r}, now {asked!r}"
 

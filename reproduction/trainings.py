@@ -13,17 +13,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
-from cebm.envs.particle import ParticleTask
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.information import Quadrature, model_information
-from cebm.policy import ExplicitPolicy, ImplicitPolicy, load
-from cebm.storage import to_json
-from cebm.training import DivergedError, Job, demonstrations_of, evaluation_row, load_metrics, restored, resume, train
-from cebm.trials import Trial, find_trial
+from cebm.policy import EnergyPolicy, load
+from cebm.recipes import Trial, find_trial
+from cebm.runs import DivergedError, Job, evaluation_row, load_metrics, material_of, restored, resume, train
+from cebm.settings import to_json
+from cebm.tasks import ParticleTask
 
 Result = dict[str, Any]
 """What a task measured, as JSON."""
+
+ALIASES: dict[str, str] = json.loads((Path(__file__).parent / "aliases.json").read_text())
+"""Digests of settings as they are written today, and those of the records made before that stand for them."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,10 @@ class Scale:
         """The trial at this scale."""
         if not self.small:
             return trial
-        network = replace(trial.network, width=min(32, trial.network.width))
-        return replace(trial, network=network, batch_size=64, candidates=min(16, trial.candidates))
+        small = {"energy.width": min(32, settings_of(trial)["energy.width"]), "optimiser.batch_size": 64}
+        if hasattr(trial.acting, "candidates"):
+            small["acting.candidates"] = min(16, trial.acting.candidates)
+        return vary(trial, **small)
 
 
 PAPER = Scale("paper", 2000, 300, 2000, 400, 100, 200, False)
@@ -87,28 +93,36 @@ class Training:
     @property
     def cost(self) -> float:
         """Estimated work, to tell the remaining time: million rows through the network, forward or backward."""
-        job, trial = self.job, self.job.trial
-        if trial.network.explicit:
-            return job.steps * trial.batch_size * 3 / 1e6 + job.steps / 500
-        rows = 3.0 * (1 + trial.negative_count)  # forward, backward, and the gradient of the weights
-        if trial.negatives in ("chains", "replay", "mas"):
-            width = trial.marginal_width if trial.negatives == "mas" else trial.network.width
-            shares = 2 * trial.sampler.steps * (width / trial.network.width) ** 2
-            rows += trial.negative_count * shares * (3 if trial.through_chain else 1)
-        if trial.negatives == "long-chain":
-            rows += 2.0 * (trial.burn_in + trial.thin * trial.negative_count)
+        job, trial, batch = self.job, self.job.trial, self.job.trial.optimiser.batch_size
+        source = getattr(trial.objective, "source", None)
+        if source is None:
+            return job.steps * batch * 3 / 1e6 + job.steps / 500
+        count, width = trial.objective.count, settings_of(trial)["energy.width"]
+        rows = 3.0 * (1 + count)  # forward, backward, and the gradient of the weights
+        if hasattr(source, "burn_in"):
+            rows += 2.0 * (source.burn_in + source.thin * count)
+        elif hasattr(source, "sampler"):  # chains, of the energy or of one of the source's own
+            shares = 2 * source.sampler.steps * (getattr(source, "width", width) / width) ** 2
+            rows += count * shares * (3 if getattr(source, "keep_graph", False) else 1)
         evaluations = math.ceil(job.steps / job.evaluate_every)
         episodes = job.evaluation_episodes * (evaluations + 2)  # twice as many test the last policy
-        searched = min(job.evaluation_candidates, trial.candidates) * 2 * trial.acting.steps
-        acting = episodes * (job.task.steps if job.task else 0) * searched
-        return (job.steps * trial.batch_size * rows + acting) / 1e6 + job.steps / 500
+        search = settings_of(trial.acting)
+        searched = min(job.evaluation_candidates, search["candidates"]) * 2 * search["sampler.steps"]
+        acting = episodes * getattr(job.task, "steps", 0) * searched
+        return (job.steps * batch * rows + acting) / 1e6 + job.steps / 500
 
     @property
     def key(self) -> str:
-        """The name of the run directory and of the record: trial, digest of the settings, seed."""
+        """The name of the run directory and of the record: trial, digest of the settings, seed. A record that was made
+        when trials were written in other words keeps the digest that it has (`ALIASES`)."""
+        digest = self.digest
+        return f"{self.job.name}-{ALIASES.get(digest, digest)}-{self.job.seed}"
+
+    @property
+    def digest(self) -> str:
+        """Of all settings but the name and the seed."""
         settings = json.dumps(unusual(replace(self.job, name="", seed=0)), sort_keys=True)
-        digest = hashlib.sha256(settings.encode()).hexdigest()[:10]
-        return f"{self.job.name}-{digest}-{self.job.seed}"
+        return hashlib.sha256(settings.encode()).hexdigest()[:10]
 
     def run(self, directory: Path) -> Result:
         """Train, or resume a training that was stopped, then measure."""
@@ -168,9 +182,9 @@ def unusual(settings: Any) -> Any:
 def measure(job: Job, directory: Path) -> Result:
     """Everything that any claim needs from a finished run: learning curve, losses, success of the last policy, entropy
     and mutual information of its energy."""
-    _, validation, task = demonstrations_of(job)
+    validation, task = material_of(job).validation, job.task
     last = load(directory / "policy")
-    if task is None:
+    if not isinstance(task, ParticleTask):
         raise ValueError(f"run {job.name}: a claim needs a task whose success can be measured, this run has none")
     return _course(job, directory) | {"last": _tested(last, job, task)} | information(last, validation)
 
@@ -191,15 +205,18 @@ def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
     }
 
 
-def _tested(policy: ImplicitPolicy | ExplicitPolicy, job: Job, task: ParticleTask) -> dict[str, float]:
+def _tested(policy: EnergyPolicy, job: Job, task: ParticleTask) -> dict[str, float]:
     """Success and distances of a policy on held-out episodes."""
+    effort = {}
+    if hasattr(policy.acting, "candidates"):
+        effort["candidates"] = min(job.evaluation_candidates, policy.acting.candidates)
     found = evaluate(
         policy,
         task,
         episodes=job.evaluation_episodes * 2,
         seed=TEST_SEED,
         latency_calls=0,
-        candidates=min(job.evaluation_candidates, job.trial.candidates),
+        **effort,
     )
     summary = found.summary()
     kept = ("success", "min_distance_first", "min_distance_second", "final_distance")
@@ -221,7 +238,7 @@ def _course(job: Job, directory: Path) -> Result:
     }
 
 
-def information(policy: ImplicitPolicy | ExplicitPolicy, validation: Demonstrations, rows: int = 64) -> Result:
+def information(policy: EnergyPolicy, validation: Demonstrations, rows: int = 64) -> Result:
     """H(y|x) and I(x; y) of a policy's energy over normalised actions, in nats, by quadrature at `rows` validation
     observations, one per episode. All values are None for actions of more than two dimensions. `coarse` is the share of
     observations whose valley is too narrow for the quadrature's nodes; their entropy is uncertain."""

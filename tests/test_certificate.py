@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cebm.energy import EnergyModel
 from scipy import integrate, stats
 from torch import Tensor
 
@@ -32,7 +33,6 @@ from cebm.certificate import (
     named_sampler,
     table,
 )
-from cebm.energy import EnergyModel
 from cebm.samplers import MALA, ChainState, Constant, Langevin, StepInfo
 
 TARGETS = pytest.mark.parametrize("target", analytic_targets(), ids=lambda target: target.name)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from cebm.commands import train_command
-from cebm.demonstrations import Demonstrations
 from cebm.envs.particle import ParticleTask
 from cebm.training import load_job, load_metrics
 from cebm.trials import TRIALS
+
+from cebm.commands import train_command
+from cebm.demonstrations import Demonstrations
 
 CEBM = str(Path(sys.executable).with_name("cebm"))
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}

@@ -6,15 +6,15 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import cebm.networks
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-import cebm.networks
-from cebm import EnergyModel, JointEnergy, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty, ResidualEnergy
 from cebm.energy import WeightedSum, evaluating
 from cebm.networks import Linear
+from torch import Tensor, nn
+
+from cebm import EnergyModel, JointEnergy, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty, ResidualEnergy
 
 OBS, ACT = 3, 2
 # Wide enough that a layer without any active unit is out of the question (2⁻⁴⁸).

@@ -409,7 +409,7 @@ def test_what_is_no_policy_is_named() -> None:
         evaluate(0.5, TASK, episodes=1)
     with pytest.raises(TypeError, match=r"policy: a ParticleExpert has no reset\(\)"):
         evaluate(ParticleExpert(TASK, 3, 1), TASK, episodes=1)
-    with pytest.raises(ValueError, match="Stranger.act does not take candidates, previous"):
+    with pytest.raises(ValueError, match=r"Stranger\.act does not take candidates, previous"):
         evaluate(Stranger(), TASK, episodes=1, warm_start=True, candidates=3)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-
 from cebm.energy import EnergyModel
 from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
-from cebm.information import Quadrature
 from cebm.networks import MLPEnergy
+from torch import Tensor
+
+from cebm.information import Quadrature
 
 OBS, ACT = 3, 2
 CASES: dict[str, Callable[[torch.Generator], ExplicitEnergy]] = {

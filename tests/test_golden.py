@@ -1,9 +1,7 @@
-"""What every trial gave before the rooms were opened, it gives today: losses, weights, actions; old files still load."""
+"""What every trial gave before the rooms were opened, it gives today: losses, weights, actions. Old files load."""
 
-import hashlib
 import json
 import math
-import platform
 import shutil
 from pathlib import Path
 
@@ -12,12 +10,9 @@ import pytest
 import torch
 
 import cebm
-from cebm import legacy
-from cebm.recipes import TRIALS, Trial
+from cebm.recipes import TRIALS
 from cebm.runs import load_job, resume
-from cebm.settings import from_json
-from cebm.tasks import ParticleTask, collect_particle
-from cebm.trainer import Trainer
+from golden import record
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = json.loads((GOLDEN / "trials.json").read_text())
@@ -36,12 +31,7 @@ def _one_thread():
 
 def same_machine() -> bool:
     """Whether bits can be compared: the same torch on the same kind of processor."""
-    try:
-        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
-    except (OSError, StopIteration):
-        return False
-    widest = [name for name in ("avx512f", "avx2", "avx") if name in flags.split()]
-    return RECORD["torch"] == torch.__version__ and RECORD["processor"] == f"{platform.machine()} {widest[0]}"
+    return RECORD["torch"] == torch.__version__ and RECORD["processor"] == record.processor()
 
 
 def close(one: float, other: float) -> bool:
@@ -58,14 +48,8 @@ def close_metric(key: str, one: float, other: float) -> bool:
     return close(one, max(0.0, other) if key == "mi_bound" else other)
 
 
-def trial_of(name: str) -> Trial:
-    return from_json(legacy.trial(RECORD["trials"][name]["trial"], name), Trial, name)
-
-
-def data():
-    task = ParticleTask()
-    other = collect_particle(task, 5, 7)
-    return collect_particle(task, 30, 0), other, np.concatenate([other.obs[::31]])
+def trial_of(name: str):
+    return record.trial_of(RECORD["trials"][name]["trial"], name)
 
 
 @pytest.mark.parametrize("name", [name for name in RECORD["trials"] if name in TRIALS])
@@ -75,40 +59,23 @@ def test_a_trial_is_composed_as_its_strings_said(name):
 
 @pytest.mark.parametrize("name", RECORD["trials"])
 def test_twenty_steps_and_the_actions_are_as_they_were(name):
-    golden, trial = RECORD["trials"][name], trial_of(name)
-    training, validation, obs = data()
-    trainer = Trainer(trial, training, validation, 3, limits=(0.0, 1.0), steps=200)
-    logs = [{key: float(value) for key, value in trainer.step().items()} for _ in range(20)]
-    for step, (log, loss) in enumerate(zip(logs, golden["loss"], strict=True)):
-        assert close(log["loss"], float.fromhex(loss)), f"loss of step {step}"
-    assert logs[-1].keys() == golden["last"].keys()
+    golden, found = RECORD["trials"][name], record.results(trial_of(name))
+    for step, (loss, wanted) in enumerate(zip(found["loss"], golden["loss"], strict=True)):
+        assert close(float.fromhex(loss), float.fromhex(wanted)), f"loss of step {step}"
+    assert found["last"].keys() == golden["last"].keys()
     for key, value in golden["last"].items():
-        assert close(logs[-1][key], float.fromhex(value)), key
+        assert close(float.fromhex(found["last"][key]), float.fromhex(value)), key
     if same_machine():
-        digest = hashlib.sha256()
-        for tensor in [*trainer.learner.parameters(), *trainer.learner.buffers()]:
-            digest.update(np.ascontiguousarray(tensor.detach().numpy()).tobytes())
-        assert digest.hexdigest() == golden["weights"]
-    policy = trainer.policy()
-    window = np.tile(obs, (1, trial.inputs.history))
-    previous = np.full((len(obs), policy.act_box.dim), 0.4, np.float32)
-    generator = torch.Generator().manual_seed(5)
-    acts = {
-        "default": policy.act(window, **KEYS),
-        "drawn": policy.act(window, **KEYS, generator=generator),
-        "warm": policy.act(window, **KEYS, previous=previous),
-    }
-    if same_machine():
-        for key, actions in acts.items():
-            assert actions.tolist() == [[float.fromhex(x) for x in row] for row in golden["actions"][key]], key
-    for key, value in trainer.validate(policy, 8, 32).items():
-        assert close_metric(key, value, float.fromhex(golden["validate"][key])), key
+        assert found["weights"] == golden["weights"]
+        assert found["actions"] == golden["actions"]
+    for key, value in found["validate"].items():
+        assert close_metric(key, float.fromhex(value), float.fromhex(golden["validate"][key])), key
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (GOLDEN / "policies").iterdir()))
 def test_a_policy_of_format_2_loads_and_acts_as_it_did(name):
     policy = cebm.load(GOLDEN / "policies" / name)
-    obs = np.tile(data()[2], (1, policy.history))
+    obs = np.tile(record.observations(), (1, policy.history))
     actions = policy.act(obs, **KEYS)
     wanted = [[float.fromhex(x) for x in row] for row in EXPECTED[name]]
     if same_machine():

@@ -9,12 +9,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from cebm.energy import EnergyModel, ModuleEnergy
+from cebm.networks import JointEnergy, MLPEnergy
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from cebm.energy import EnergyModel, ModuleEnergy
 from cebm.negatives import (
     Density,
     GaussianMixture,
@@ -28,7 +29,6 @@ from cebm.negatives import (
     Source,
     Uniform,
 )
-from cebm.networks import JointEnergy, MLPEnergy
 from cebm.objectives import importance_nll, info_nce, info_nce_per_example, ranking_nce
 from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Polynomial, Sampler, run
 

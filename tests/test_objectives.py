@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from cebm.energy import ModuleEnergy
 from scipy import stats
 from torch import Tensor, nn
 
 from cebm import objectives
-from cebm.energy import ModuleEnergy
 from cebm.information import Quadrature
 
 INF = math.inf

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
-import cebm.policy
 from cebm.energy import EnergyModel, ModuleEnergy, Penalty
 from cebm.explicit import MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
 from cebm.networks import MLPEnergy
+from torch import Tensor, nn
+
+import cebm.policy
 from cebm.policy import (
     FORMAT,
     VERSION,

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cebm.envs.particle import ParticleTask
+from cebm.training import Job, load_metrics, train
+from cebm.trials import TRIALS
 
 from cebm.demonstrations import Demonstrations
-from cebm.envs.particle import ParticleTask
 from cebm.evaluation import evaluate, wilson_interval
 from cebm.policy import ImplicitPolicy, load
 from cebm.report import write_report
@@ -26,8 +28,6 @@ from cebm.report.records import Run, grouped, verdict
 from cebm.report.scenes import chain
 from cebm.samplers import MALA
 from cebm.storage import StorageError
-from cebm.training import Job, load_metrics, train
-from cebm.trials import TRIALS
 
 SHORT = ParticleTask(steps=8)
 """Too short to succeed in, but quick."""

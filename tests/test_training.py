@@ -15,20 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-import cebm.storage
-from cebm import training
-from cebm.commands import DEFAULT_TRIAL
-from cebm.demonstrations import Demonstrations
 from cebm.envs.particle import ParticleTask, collect_particle
-from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
 from cebm.explicit import TiltedEnergy
-from cebm.negatives import MarginalActionSampler
-from cebm.objectives import info_nce
-from cebm.policy import FORMAT, VERSION, ImplicitPolicy, Network, load
-from cebm.samplers import Langevin
-from cebm.storage import StorageError, load_bundle
-from cebm.trainer import Trainer, fit
 from cebm.training import (
     TIMES,
     DivergedError,
@@ -42,6 +30,18 @@ from cebm.training import (
     trainer_of,
 )
 from cebm.trials import TRIALS, Learner, Trial, find_trial
+
+import cebm.storage
+from cebm import training
+from cebm.commands import DEFAULT_TRIAL
+from cebm.demonstrations import Demonstrations
+from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
+from cebm.negatives import MarginalActionSampler
+from cebm.objectives import info_nce
+from cebm.policy import FORMAT, VERSION, ImplicitPolicy, Network, load
+from cebm.samplers import Langevin
+from cebm.storage import StorageError, load_bundle
+from cebm.trainer import Trainer, fit
 
 
 def small(trial: Trial) -> Trial:

@@ -1,7 +1,7 @@
 """Writes requirements.lock from constraints.txt: the same versions with the checksums that the package index lists.
 
-Run it after a change of constraints.txt: `.venv/bin/python tools/lock.py`. Torch is left out: the CPU builds that people
-install come from different places, and pip can check a file only where its checksum is known.
+Run it after a change of constraints.txt: `.venv/bin/python tools/lock.py`. Torch is left out: its CPU builds come from
+different places, and pip can check a file only where its checksum is known.
 """
 
 import os

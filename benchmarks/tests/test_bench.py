@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import bench, document, from_nothing, measure
 from benchmarks.bench import ChainBench, make_trainer, varied, work_and_memory
-from cebm.trials import TRIALS
+from cebm.recipes import TRIALS
 
 ROOT = Path(__file__).parents[2]
 SMALL = replace(varied(TRIALS["ibc"], {"batch": 16, "width": 16}), candidates=4)

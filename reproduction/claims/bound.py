@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cebm.energy import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
 from cebm.information import SaturatedBoundWarning, info_nce_bound
 from cebm.negatives import LongChain
 from cebm.samplers import Constant, Langevin

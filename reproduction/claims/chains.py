@@ -1,10 +1,10 @@
 """Claim 5: many short chains give better negatives than one long chain."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cebm.trials import find_trial
+from cebm.negatives import ShortChains
+from cebm.recipes import find_trial, vary
 from reproduction.intervals import Interval, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import chains as prose
@@ -23,7 +23,8 @@ class Chains(Claim):
     statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        short = replace(find_trial("long-chain"), negatives="chains")
+        long = find_trial("long-chain")
+        short = vary(long, **{"objective.source": ShortChains(long.objective.source.sampler)})
         tasks: list[Task] = [training(short, scale, seed, "short-chains") for seed in seeds]
         return tasks + [training(trial, scale, seed) for seed in seeds for trial in TRIALS if trial != "short-chains"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from cebm.certificate import Target
-from cebm.energy import Actions
+from cebm.energies.base import Actions
 from cebm.samplers import Constant, Langevin, run
 from reproduction.claims.langevin import unbounded_targets
 from reproduction.intervals import Interval, Verdict

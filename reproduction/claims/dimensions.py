@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cebm.envs.particle import ParticleTask
-from cebm.trials import Trial, find_trial
+from cebm.recipes import Trial, find_trial, vary
+from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, Verdict, all_parts, minus
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import dimensions as prose
@@ -64,7 +63,7 @@ class Dimensions(Claim):
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         recipes: dict[str, str | Trial] = {trial: trial for trial in TRIALS}
-        recipes["uniform"] = replace(find_trial("uniform"), negative_count=find_trial("gmm-nll").negative_count)
+        recipes["uniform"] = vary(find_trial("uniform"), count=find_trial("gmm-nll").objective.count)
         return [
             in_dimensions(recipes[trial], dim, scale, seed, label(trial, dim))
             for seed in seeds

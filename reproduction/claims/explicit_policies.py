@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cebm.envs.particle import ParticleTask
+from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, all_parts, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import explicit_policies as prose

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cebm.explicit import MixtureDensityEnergy
+from cebm.energies import MixtureDensityEnergy
 from cebm.information import Quadrature
 from cebm.negatives import GaussianMixture, ShortChains, Source, Uniform
 from cebm.samplers import Langevin
@@ -44,7 +44,7 @@ class Integral(Claim):
             energy = MixtureDensityEnergy(4, 2, 64, components=4, floor=0.15, generator=generator)
             obs = torch.rand(16, 4, generator=generator) - 0.5
             with torch.no_grad():
-                actions = energy.draw(energy.encode(obs), 1, generator)[:, 0]
+                actions = energy.propose(energy.encode(obs), 1, generator)[:, 0]
                 truth = quadrature.log_partition(energy, obs)
                 for name, source in SOURCES.items():
                     drawn = source.sample(energy, obs, actions, 4096, generator).actions

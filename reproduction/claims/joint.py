@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cebm.envs.particle import ParticleTask
-from cebm.trials import find_trial
+from cebm.recipes import find_trial
+from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, Verdict, all_parts, decide, minus
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import joint as prose
@@ -26,7 +26,7 @@ FITS = 0.1
 def five_epochs(scale: Scale) -> int:
     """Training steps of five epochs, and at most the steps of the scale."""
     pairs = scale.demonstrations * ParticleTask().steps
-    return min(scale.steps, 5 * max(1, pairs // scale.trial(find_trial("joint-replay")).batch_size))
+    return min(scale.steps, 5 * max(1, pairs // scale.trial(find_trial("joint-replay")).optimiser.batch_size))
 
 
 class Joint(Claim):
@@ -40,7 +40,7 @@ class Joint(Claim):
         for seed in seeds:
             tasks += [training(trial, scale, seed) for trial in TRIALS]
             tasks.append(training("joint-replay", scale, seed, EARLY, steps=five_epochs(scale)))
-        free = replace(find_trial("joint-replay"), positive_l2=0.0)
+        free = replace(find_trial("joint-replay"), penalties=())
         return tasks + [training(free, scale, seed, FREE) for seed in seeds[:3]]
 
     def judge(self, results: Results) -> Finding:

@@ -1,13 +1,12 @@
 """Claim 11: the Marginal Action Sampler is on par with IBC's Langevin (the paper's learning curves)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cebm.envs.particle import ParticleTask
-from cebm.trials import find_trial
+from cebm.recipes import find_trial, vary
+from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, Verdict, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import marginal as prose
@@ -42,7 +41,7 @@ class Marginal(Claim):
         steps = length(scale)
         tasks: list[Task] = [training(trial, scale, seed, steps=steps) for seed in seeds for trial in PAPERS]
         for count in COUNTS[1:]:
-            more = replace(find_trial(DESCRIBED), negative_count=count)
+            more = vary(find_trial(DESCRIBED), count=count)
             tasks += [training(more, scale, seed, f"{DESCRIBED}-{count}", steps=steps) for seed in seeds[:3]]
         for seed in seeds[:3]:
             tasks.append(training(EXACT, scale, seed, steps=steps))
@@ -156,5 +155,7 @@ def steps_per_epoch(steps: int) -> int | None:
     """Steps of an epoch in a run of `steps` steps; None if no scale has runs of that length."""
     for scale in SCALES.values():
         if length(scale) == steps:
-            return max(1, scale.demonstrations * ParticleTask().steps // scale.trial(find_trial("ibc")).batch_size)
+            return max(
+                1, scale.demonstrations * ParticleTask().steps // scale.trial(find_trial("ibc")).optimiser.batch_size
+            )
     return None

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from cebm.trials import Trial, find_trial
+from cebm.objectives import EntropyRegulariser, GradientPenalty
+from cebm.recipes import Trial, find_trial
 from reproduction.claims.mcmc_loss import no_better
 from reproduction.claims.noise import label, with_noise
 from reproduction.intervals import Interval, Verdict, all_parts, decide
@@ -107,8 +108,8 @@ class MaxEnt(Claim):
 def beside() -> dict[str, Trial]:
     """The trials that were added to look for the reason of the failure, by label."""
     return {
-        PENALISED: replace(find_trial("conditional-maxent"), gradient_penalty=1.0, gradient_margin=10.0),
-        CONTRASTIVE: replace(find_trial("correct"), entropy_weight=1.0),
+        PENALISED: replace(find_trial("conditional-maxent"), penalties=(GradientPenalty(1.0, margin=10.0),)),
+        CONTRASTIVE: replace(find_trial("correct"), penalties=(EntropyRegulariser(1.0),)),
     }
 
 

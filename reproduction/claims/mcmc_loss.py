@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cebm.trials import find_trial
+from cebm.objectives import GradientPenalty
+from cebm.recipes import find_trial
 from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import mcmc_loss as prose
@@ -37,7 +38,7 @@ class McmcLoss(Claim):
     statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        penalised = replace(find_trial("mcmc-loss"), gradient_penalty=1.0, gradient_margin=10.0)
+        penalised = replace(find_trial("mcmc-loss"), penalties=(GradientPenalty(1.0, margin=10.0),))
         tasks: list[Task] = [training(trial, scale, seed) for seed in seeds for trial in ("ibc", "mcmc-loss")]
         return tasks + [training(penalised, scale, seed, PENALISED) for seed in seeds[:3]]
 

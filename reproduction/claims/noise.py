@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cebm.samplers import Langevin
-from cebm.trials import find_trial
+from cebm.recipes import find_trial, vary
 from reproduction.intervals import Interval, all_parts, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import noise as prose
@@ -42,9 +40,7 @@ def label(sigma: float) -> str:
 def with_noise(sigma: float, scale: Scale, seed: int) -> Training:
     """The training of `ibc` with this σ. With the trial's own σ it is the run that other claims share."""
     plain = find_trial("ibc")
-    if not isinstance(plain.sampler, Langevin):
-        raise TypeError(f"trial ibc must have a Langevin sampler, got {type(plain.sampler).__name__}")
-    changed = replace(plain, sampler=replace(plain.sampler, noise=sigma))
+    changed = vary(plain, **{"objective.source.sampler.noise": sigma})
     return training("ibc" if changed == plain else changed, scale, seed, label(sigma))
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cebm.envs.particle import ParticleTask
-from cebm.training import Job
+from cebm.runs import Job
+from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, Verdict, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import thesis as prose
@@ -140,7 +140,7 @@ def _counts(task: Training, scale: Scale) -> bool:
     """Whether a training is of an implicit policy on the plain task, with the paper's number of demonstrations."""
     job = task.job
     same = job.task == ParticleTask() and job.data is None and job.episodes == scale.demonstrations
-    return same and not job.trial.network.explicit
+    return same and not getattr(job.trial.energy, "explicit", False)
 
 
 def correlations(columns: dict[str, list[float]], recipe: Sequence[int]) -> Correlations:

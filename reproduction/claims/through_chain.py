@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cebm.energy import EnergyModel
-from cebm.negatives import ShortChains
-from cebm.networks import FeedForwardEnergy
+from cebm.energies import FeedForwardEnergy
+from cebm.energies.base import EnergyModel
+from cebm.recipes import Trial, find_trial, vary
+from cebm.runs import Job, trainer_of
 from cebm.trainer import Trainer
-from cebm.training import Job, trainer_of
-from cebm.trials import Trial, find_trial
 from reproduction.intervals import Interval, decide
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
 from reproduction.prose import through_chain as prose
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABEL = "ibc-through-chain"
-THROUGH = replace(find_trial("ibc"), through_chain=True)
+THROUGH = vary(find_trial("ibc"), keep_graph=True)
 LATER = 100
 """Training steps after which the extra gradient is measured a second time."""
 TIMED = 20
@@ -78,7 +76,7 @@ class ThroughChain(Claim):
             ratio=ratio,
             later=LATER,
             extra={part: float(np.mean(values)) for part, values in extra.items()},
-            guessing=math.log(1 + THROUGH.negative_count),
+            guessing=math.log(1 + THROUGH.objective.count),
             flat=norms[LABEL].high < norms["ibc"].low,
             lower=losses[LABEL].low > losses["ibc"].high,
         )
@@ -131,17 +129,18 @@ def extra_gradient(trainer: Trainer) -> dict[str, float]:
     """‖g − g₀‖/‖g₀‖ on one batch, where g is the gradient through the chain and g₀ the gradient with the same negatives
     held constant. `observation` is that of the first layer's bias and its weights of the observation, `rest` that of
     all other weights."""
-    learner, source = trainer.learner, trainer.learner.source
-    if not isinstance(source, ShortChains):
-        raise TypeError(f"the trainer's negatives must come from ShortChains, got {type(source).__name__}")
+    learner, objective = trainer.learner, trainer.learner.objective
+    if not getattr(objective.source, "keep_graph", False):
+        raise TypeError(f"the trainer's negatives must keep the graph of their chains, got {objective.source}")
     windows = trainer.training
-    rows = np.linspace(0, len(windows) - 1, trainer.trial.batch_size).astype(int)
+    rows = np.linspace(0, len(windows) - 1, trainer.trial.optimiser.batch_size).astype(int)
     obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(trainer.device) for part in windows[rows])
     obs, actions = trainer.obs_box.normalise(obs), trainer.act_box.normalise(actions)
     found = []
-    for learner.source in (replace(source, keep_graph=False), source):  # the original source comes last, and stays
+    for kept in (False, True):  # the original comes last, and stays
+        learner.objective = vary(objective, keep_graph=kept)
         loss, _ = learner.loss(obs, actions, torch.Generator(trainer.device).manual_seed(trainer.seed))
-        found.append(_gradients(learner.conditional, loss))
+        found.append(_gradients(learner.energy, loss))
     constant, through = found
     return {part: float((through[part] - constant[part]).norm() / constant[part].norm()) for part in constant}
 

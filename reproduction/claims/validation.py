@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from cebm.energy import EnergyModel, Obs
-from cebm.envs.particle import ParticleTask, collect_particle
+from cebm.energies.base import EnergyModel, Obs
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, evaluate
 from cebm.negatives import Negatives, Positives, ShortChains, Source, Uniform
+from cebm.optimisers import Decay
+from cebm.recipes import Trial, find_trial, vary
 from cebm.samplers import Langevin, Polynomial
 from cebm.spaces import margin_limit
+from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
-from cebm.trials import Trial, find_trial
 from reproduction.claims.dimensions import in_dimensions
 from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
@@ -236,12 +237,14 @@ def reference_trial(case: Case, scale: Scale, pairs: int, batch_size: int = 512)
     sampler = Langevin(
         "ibc", 10, Polynomial(0.1, 1e-5), noise=1.0, step_clip=clip, clip_convention="half-range", margin=case.margin
     )
-    trial = replace(find_trial("ibc"), sampler=sampler, obs_scaling="standardise", batch_size=batch_size)
-    trial = scale.trial(trial)
+    # Chains start uniformly in their own box, as in the reference; those of `ibc` start in the paper's box.
+    source = ShortChains(sampler, Uniform(case.margin))
+    changes = {"objective.source": source, "obs_scaling": "standardise", "batch_size": batch_size}
+    trial = scale.trial(vary(find_trial("ibc"), **changes))
     # The reference multiplies the learning rate by 0.99 every 100 steps; ours falls once per some epochs.
-    epoch = max(1, pairs // trial.batch_size)
+    epoch = max(1, pairs // trial.optimiser.batch_size)
     epochs = max(1, round(100 / epoch))
-    return replace(trial, decay=0.99 ** (epochs * epoch / 100), decay_epochs=epochs)
+    return vary(trial, **{"optimiser.schedule": Decay(0.99 ** (epochs * epoch / 100), epochs)})
 
 
 def trainer_of(
@@ -255,9 +258,9 @@ def trainer_of(
     trial = reference_trial(case, scale, len(demonstrations.obs), batch_size)
     validation = collect_particle(task, 20, VALIDATION_SEED)
     trainer = Trainer(trial, demonstrations, validation, seed, limits=(0.0, 1.0))
-    # Chains start uniformly in their own box, as in the reference; those of a trial start in the paper's box.
-    recorder = Recorder(ShortChains(trial.sampler, Uniform(case.margin)))
-    trainer.learner.source = recorder
+    objective = trainer.learner.objective
+    recorder = Recorder(objective.source)
+    trainer.learner.objective = replace(objective, source=recorder)
     return trainer, recorder
 
 

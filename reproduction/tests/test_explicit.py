@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cebm.envs.particle import ParticleTask
 from cebm.evaluation import Evaluation, _particle_rows
-from cebm.training import demonstrations_of
+from cebm.runs import demonstrations_of
+from cebm.tasks import ParticleTask
 from reproduction import trainings
 from reproduction.claims.explicit_policies import TASKS, TRIALS, ExplicitPolicies
 from reproduction.ledger import Results

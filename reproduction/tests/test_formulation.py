@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cebm.trials import find_trial
+from cebm.recipes import find_trial
 from reproduction.claims.formulation import Formulation
 from reproduction.ledger import Results, Task
 from reproduction.running import reproduce

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cebm.certificate import Gaussian, Target, named_sampler
-from cebm.energy import Actions, Context, EnergyModel
+from cebm.energies.base import Actions, Context, EnergyModel
 from cebm.samplers import ChainState, Langevin, Sampler, StepInfo
 from reproduction.claims import langevin
 from reproduction.claims.langevin import LangevinStep

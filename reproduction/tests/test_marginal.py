@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cebm.trials import find_trial
+from cebm.recipes import find_trial
 from reproduction import trainings
 from reproduction.claims.marginal import LONG, PAPERS, Marginal, on_par, steps_per_epoch
 from reproduction.intervals import Interval

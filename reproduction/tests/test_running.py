@@ -18,10 +18,10 @@ import scipy.stats
 import torch
 
 from cebm.policy import load
+from cebm.recipes import find_trial
+from cebm.runs import restored
 from cebm.samplers import Langevin
 from cebm.trainer import Trainer
-from cebm.training import restored
-from cebm.trials import find_trial
 from reproduction import running, trainings
 from reproduction.intervals import Interval, decide
 from reproduction.ledger import Claim, Computation, Finding, Results, Task

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from cebm import negatives
+from cebm.energies import MLPEnergy
+from cebm.losses import info_nce
 from cebm.negatives import ShortChains, Source
-from cebm.networks import MLPEnergy
-from cebm.objectives import info_nce
+from cebm.recipes import find_trial
+from cebm.runs import trainer_of
 from cebm.samplers import run
-from cebm.training import trainer_of
-from cebm.trials import find_trial
 from reproduction.claims.through_chain import LABEL, THROUGH, ThroughChain, extra_gradient, job_of
 from reproduction.ledger import Results
 from reproduction.running import conclude, run_task

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from cebm.demonstrations import Demonstrations
-from cebm.envs.particle import ParticleTask, collect_particle
+from cebm.recipes import find_trial
 from cebm.samplers import Langevin
+from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
-from cebm.trials import find_trial
 from reproduction.claims import chains, dimensions, joint, mcmc_loss, noise
 from reproduction.claims.chains import Chains
 from reproduction.claims.dimensions import Dimensions, skill

@@ -1,40 +1,96 @@
 """The public names, each from its room. `__init__.py` reads this file too."""
 
 from cebm import testing as testing
-from cebm.spaces import Box as Box, Part as Part, Specification as Specification
-from cebm.energies import EnergyModel as EnergyModel, EnergySettings as EnergySettings, MLP as MLP
-from cebm.energies import MLPEnergy as MLPEnergy, MarginalEnergy as MarginalEnergy, MixtureDensity as MixtureDensity
-from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy, ModuleEnergy as ModuleEnergy
-from cebm.energies import Penalty as Penalty, Regression as Regression, RegressionEnergy as RegressionEnergy
-from cebm.energies import Residual as Residual, ResidualEnergy as ResidualEnergy, Tilted as Tilted
-from cebm.energies import TiltedEnergy as TiltedEnergy, WeightedSum as WeightedSum
-from cebm.samplers import MALA as MALA, Collect as Collect, Constant as Constant, DerivativeFree as DerivativeFree
-from cebm.samplers import Exponential as Exponential, Langevin as Langevin, Polynomial as Polynomial
-from cebm.samplers import Sampler as Sampler, StepInfo as StepInfo, run as run
-from cebm.certificate import Certificate as Certificate, certify as certify
-from cebm.negatives import GaussianMixture as GaussianMixture, InBatch as InBatch, LongChain as LongChain
-from cebm.negatives import MarginalActionSampler as MarginalActionSampler, MarginalActions as MarginalActions
-from cebm.negatives import Mixture as Mixture, Negatives as Negatives, Proposed as Proposed, Replay as Replay
-from cebm.negatives import ReplayBuffer as ReplayBuffer, ShortChains as ShortChains, Uniform as Uniform
-from cebm.objectives import MCMC as MCMC, EntropyRegulariser as EntropyRegulariser, GradientPenalty as GradientPenalty
-from cebm.objectives import ImportanceNLL as ImportanceNLL, InfoNCE as InfoNCE, Likelihood as Likelihood
-from cebm.objectives import MaximumEntropy as MaximumEntropy, PositiveL2 as PositiveL2, RankingNCE as RankingNCE
-from cebm.objectives import Terms as Terms, contrast as contrast
-from cebm.optimisers import Adam as Adam, Cosine as Cosine, Decay as Decay
-from cebm.acting import Direct as Direct, Found as Found, Problem as Problem, Search as Search
-from cebm.demonstrations import DemonstrationError as DemonstrationError, Demonstrations as Demonstrations
-from cebm.tasks import BatchedParticle as BatchedParticle, Gym as Gym, GymnasiumTask as GymnasiumTask
-from cebm.tasks import ParticleEnv as ParticleEnv, ParticleExpert as ParticleExpert, ParticleTask as ParticleTask
-from cebm.tasks import Task as Task, collect_particle as collect_particle
-from cebm.settings import StorageError as StorageError
-from cebm.policy import EnergyPolicy as EnergyPolicy, Policy as Policy, Proposal as Proposal, Runner as Runner
-from cebm.policy import load as load
+from cebm.acting import Direct as Direct
+from cebm.acting import Found as Found
+from cebm.acting import Problem as Problem
+from cebm.acting import Search as Search
+from cebm.certificate import Certificate as Certificate
+from cebm.certificate import certify as certify
 from cebm.composition import vary as vary
-from cebm.recipes import TRIALS as TRIALS, Inputs as Inputs, Trial as Trial
-from cebm.trainer import Trainer as Trainer, fit as fit
-from cebm.runs import Job as Job, resume as resume, train as train
-from cebm.evaluation import Evaluation as Evaluation, evaluate as evaluate, wilson_interval as wilson_interval
+from cebm.demonstrations import DemonstrationError as DemonstrationError
+from cebm.demonstrations import Demonstrations as Demonstrations
+from cebm.energies import MLP as MLP
+from cebm.energies import EnergyModel as EnergyModel
+from cebm.energies import EnergySettings as EnergySettings
+from cebm.energies import MarginalEnergy as MarginalEnergy
+from cebm.energies import MixtureDensity as MixtureDensity
+from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy
+from cebm.energies import MLPEnergy as MLPEnergy
+from cebm.energies import ModuleEnergy as ModuleEnergy
+from cebm.energies import Penalty as Penalty
+from cebm.energies import Regression as Regression
+from cebm.energies import RegressionEnergy as RegressionEnergy
+from cebm.energies import Residual as Residual
+from cebm.energies import ResidualEnergy as ResidualEnergy
+from cebm.energies import Tilted as Tilted
+from cebm.energies import TiltedEnergy as TiltedEnergy
+from cebm.energies import WeightedSum as WeightedSum
+from cebm.evaluation import Evaluation as Evaluation
+from cebm.evaluation import evaluate as evaluate
+from cebm.evaluation import wilson_interval as wilson_interval
+from cebm.negatives import GaussianMixture as GaussianMixture
+from cebm.negatives import InBatch as InBatch
+from cebm.negatives import LongChain as LongChain
+from cebm.negatives import MarginalActions as MarginalActions
+from cebm.negatives import MarginalActionSampler as MarginalActionSampler
+from cebm.negatives import Mixture as Mixture
+from cebm.negatives import Negatives as Negatives
+from cebm.negatives import Proposed as Proposed
+from cebm.negatives import Replay as Replay
+from cebm.negatives import ReplayBuffer as ReplayBuffer
+from cebm.negatives import ShortChains as ShortChains
+from cebm.negatives import Uniform as Uniform
+from cebm.objectives import MCMC as MCMC
+from cebm.objectives import EntropyRegulariser as EntropyRegulariser
+from cebm.objectives import GradientPenalty as GradientPenalty
+from cebm.objectives import ImportanceNLL as ImportanceNLL
+from cebm.objectives import InfoNCE as InfoNCE
+from cebm.objectives import Likelihood as Likelihood
+from cebm.objectives import MaximumEntropy as MaximumEntropy
+from cebm.objectives import PositiveL2 as PositiveL2
+from cebm.objectives import RankingNCE as RankingNCE
+from cebm.objectives import Terms as Terms
+from cebm.objectives import contrast as contrast
+from cebm.optimisers import Adam as Adam
+from cebm.optimisers import Cosine as Cosine
+from cebm.optimisers import Decay as Decay
+from cebm.policy import EnergyPolicy as EnergyPolicy
+from cebm.policy import Policy as Policy
+from cebm.policy import Proposal as Proposal
+from cebm.policy import Runner as Runner
+from cebm.policy import load as load
+from cebm.recipes import TRIALS as TRIALS
+from cebm.recipes import Inputs as Inputs
+from cebm.recipes import Trial as Trial
 from cebm.regressor import ConditionalEBMRegressor as ConditionalEBMRegressor
 from cebm.report import write_report as write_report
+from cebm.runs import Job as Job
+from cebm.runs import resume as resume
+from cebm.runs import train as train
+from cebm.samplers import MALA as MALA
+from cebm.samplers import Collect as Collect
+from cebm.samplers import Constant as Constant
+from cebm.samplers import DerivativeFree as DerivativeFree
+from cebm.samplers import Exponential as Exponential
+from cebm.samplers import Langevin as Langevin
+from cebm.samplers import Polynomial as Polynomial
+from cebm.samplers import Sampler as Sampler
+from cebm.samplers import StepInfo as StepInfo
+from cebm.samplers import run as run
+from cebm.settings import StorageError as StorageError
+from cebm.spaces import Box as Box
+from cebm.spaces import Part as Part
+from cebm.spaces import Specification as Specification
+from cebm.tasks import BatchedParticle as BatchedParticle
+from cebm.tasks import Gym as Gym
+from cebm.tasks import GymnasiumTask as GymnasiumTask
+from cebm.tasks import ParticleEnv as ParticleEnv
+from cebm.tasks import ParticleExpert as ParticleExpert
+from cebm.tasks import ParticleTask as ParticleTask
+from cebm.tasks import Task as Task
+from cebm.tasks import collect_particle as collect_particle
+from cebm.trainer import Trainer as Trainer
+from cebm.trainer import fit as fit
 
 __version__: str

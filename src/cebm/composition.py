@@ -30,7 +30,7 @@ def built(piece: Any, spec: Specification, generator: torch.Generator | None = N
         new = built(value, spec, generator)
         if new is not value:
             changed[name] = new
-    return replace(piece, **changed) if changed else piece  # type: ignore[type-var]
+    return replace(piece, **changed) if changed else piece
 
 
 def modules_in(piece: Any, path: str = "") -> dict[str, nn.Module]:

@@ -20,7 +20,12 @@ _OBJECTIVES = {
     "mcmc": "MCMC",
     "maxent": "MaximumEntropy",
 }
-_STATELESS = {"uniform": "Uniform", "in-batch": "InBatch", "gaussian-mixture": "GaussianMixture", "proposal": "Proposed"}
+_STATELESS = {
+    "uniform": "Uniform",
+    "in-batch": "InBatch",
+    "gaussian-mixture": "GaussianMixture",
+    "proposal": "Proposed",
+}
 
 
 def piece(old: Any, where: str) -> Any:

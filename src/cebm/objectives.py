@@ -263,7 +263,9 @@ def _contrast(
 def _given(piece: Any, terms: Terms) -> tuple[Tensor, Tensor, Negatives]:
     """Energies of data and negatives, which the piece needs."""
     if terms.positive is None or terms.negative is None or terms.drawn is None:
-        raise ValueError(f"{type(piece).__name__} needs an objective whose terms hold the energies of data and negatives")
+        raise ValueError(
+            f"{type(piece).__name__} needs an objective whose terms hold the energies of data and negatives"
+        )
     return terms.positive, terms.negative, terms.drawn
 
 

@@ -426,7 +426,9 @@ def _at_most(parameters: int, where: str) -> Iterator[None]:
         if threading.get_ident() == thread:
             count += 1
             if count > parameters:
-                raise StorageError(f"{where}: the settings build more weights than the {parameters} tensors in the file")
+                raise StorageError(
+                    f"{where}: the settings build more weights than the {parameters} tensors in the file"
+                )
 
     handle = nn.modules.module.register_module_parameter_registration_hook(counted)
     try:

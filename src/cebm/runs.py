@@ -4,7 +4,6 @@ run.json (settings, versions, commit, the data's fingerprint), metrics.jsonl, ch
 and policy/. One process at a time works in it.
 """
 
-import json
 import platform
 import shutil
 import signal
@@ -392,7 +391,11 @@ def _restore(trainer: Trainer, where: Path) -> dict[str, Any]:
         raise StorageError(f"no checkpoint of {where} fits, so it cannot be resumed: {'; '.join(problems)}")
     rows = load_metrics(where)
     saved = [row["step"] for row in rows if row["kind"] == "evaluation"]
-    if saved and (where / "best").exists() and saved[-1] > take(read_record(where), "job", str(where))["checkpoint_every"]:
+    if (
+        saved
+        and (where / "best").exists()
+        and saved[-1] > take(read_record(where), "job", str(where))["checkpoint_every"]
+    ):
         raise StorageError(f"{where / 'checkpoints'}: the checkpoints of this run are missing, so it cannot be resumed")
     return {}
 

@@ -39,7 +39,9 @@ def usable_device(name: torch.device | str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(name)!r} cannot be used on this machine: {str(error).splitlines()[0]}") from error
+        raise ValueError(
+            f"device {str(name)!r} cannot be used on this machine: {str(error).splitlines()[0]}"
+        ) from error
     return device
 
 

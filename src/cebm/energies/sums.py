@@ -1,6 +1,7 @@
 """Weighted sums of energies: Σᵢ wᵢ Eᵢ(x, y), a product of experts in densities."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import nn
@@ -38,8 +39,7 @@ class WeightedSum(EnergyModel):
 
     def parts(self) -> Iterator[EnergyModel]:
         """The terms, in the order of `weights`."""
-        for term in self.terms:
-            yield term  # type: ignore[misc]  # a ModuleList forgets what it holds
+        return cast(Iterator[EnergyModel], iter(self.terms))
 
     def encode(self, obs: Obs) -> Context:
         return tuple(term.encode(obs) for term in self.parts())

@@ -85,7 +85,7 @@ def objective_checks(objective: Any, energy: Any = None) -> list[Check]:
             terms = made.terms(model, obs, actions, generator)
             own = model.own_losses(obs, actions) | terms.own
             optimiser.zero_grad()
-            sum(own.values(), terms.loss).backward()  # type: ignore[union-attr]
+            sum(own.values(), terms.loss).backward()
             optimiser.step()
         say(gap() > before, f"the energy elsewhere minus that at the data went from {before:.3f} to {gap():.3f}")
 
