@@ -1,6 +1,6 @@
 """Training runs: their scale, the name of their directory, and the measurements that claims take from them.
 
-Only this module reads run directories.
+Claims see a run directory only through this module.
 """
 
 import hashlib
