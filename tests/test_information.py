@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cebm import information
-from cebm.energy import EnergyModel, ModuleEnergy, Penalty
+from cebm.energies import EnergyModel, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty
 from cebm.information import (
     CoarseQuadratureWarning,
     MutualInformationBound,
@@ -23,7 +23,6 @@ from cebm.information import (
     model_information,
     mutual_information,
 )
-from cebm.networks import MarginalEnergy, MLPEnergy
 
 LINE = Quadrature((-6.0,), (6.0,), points_per_dim=128)
 PLANE = Quadrature((-6.0, -7.0), (6.0, 7.0), points_per_dim=96)

@@ -34,7 +34,7 @@ from cebm import (
     ResidualEnergy,
     run,
 )
-from cebm.samplers import ChainState, Sampler, StepInfo, convert_step_size
+from cebm.samplers import Candidates, ChainState, LangevinState, Sampler, StepInfo, convert_step_size
 
 THRESHOLD = 5.5
 OBS, ACT = 3, 2
@@ -482,7 +482,7 @@ class PlantedLangevin(Langevin):
         elif self.bug == "variance for deviation":
             noise = size * math.sqrt(self.noise)
         actions = state.actions - drift * gradients + noise * omega
-        return ChainState(actions), StepInfo(*torch.zeros(4).unbind())
+        return LangevinState(actions), StepInfo(*torch.zeros(4).unbind())
 
 
 FREE = {"step_clip": None, "margin": None}
@@ -670,7 +670,7 @@ class PlantedMALA(MALA):
         if self.margin is not None and self.bug != "ignores the box":
             taken &= (proposal.abs() <= 1.1).all(-1)
         actions = torch.where(taken.unsqueeze(-1), proposal, y)
-        return ChainState(actions), StepInfo(*torch.zeros(4).unbind())
+        return LangevinState(actions), StepInfo(*torch.zeros(4).unbind())
 
 
 MALA_BUGS = {
@@ -820,7 +820,7 @@ class PlantedDerivativeFree(DerivativeFree):
 
     bug: str = "none"
 
-    def _redraw(self, actions: Tensor, energies: Tensor, generator: torch.Generator) -> ChainState:
+    def _redraw(self, actions: Tensor, energies: Tensor, generator: torch.Generator) -> Candidates:
         logits = -energies / self.temperature
         if self.bug == "softmax(+E)":
             logits = -logits
@@ -830,7 +830,7 @@ class PlantedDerivativeFree(DerivativeFree):
             logits = -energies * self.temperature
         index = torch.multinomial(logits.softmax(1), actions.shape[1], replacement=True, generator=generator)
         drawn = actions.gather(1, index.unsqueeze(-1).expand_as(actions))
-        return ChainState(drawn, energies.gather(1, index))
+        return Candidates(drawn, energies.gather(1, index))
 
     def _perturb(
         self, actions: Tensor, dims: list[int], size: float, generator: torch.Generator
