@@ -74,7 +74,9 @@ class EnergyModel(nn.Module, ABC):
         """E(x, y) + log q(y|x): minus the log of the weight that makes draws of `propose` draws of p(y|x). Without a
         proposal q is uniform, and this is E itself up to a constant. An energy with a proposal must say its own."""
         if self.proposes:
-            raise TypeError(f"{type(self).__name__} has `propose` but no `excess`, the energy plus log q of its proposal")
+            raise TypeError(
+                f"{type(self).__name__} has `propose` but no `excess`, the energy plus log q of its proposal"
+            )
         return self.energies(context, actions)
 
     @property
