@@ -33,7 +33,8 @@ from cebm.certificate import (
     named_sampler,
     table,
 )
-from cebm.samplers import MALA, ChainState, Constant, Langevin, StepInfo
+from cebm.energies import EnergyModel
+from cebm.samplers import MALA, Constant, Langevin, LangevinState, StepInfo
 
 TARGETS = pytest.mark.parametrize("target", analytic_targets(), ids=lambda target: target.name)
 UNBOUNDED = pytest.mark.parametrize("target", [Gaussian(), Skewed(), DoubleWell()], ids=lambda target: target.name)
@@ -239,17 +240,17 @@ class Mine:
     noise: float = math.sqrt(2)
     sign: float = 1.0
 
-    def init(self, energy: EnergyModel, context: Tensor, start: Tensor, generator: torch.Generator) -> ChainState:
-        return ChainState(start)
+    def init(self, energy: EnergyModel, context: Tensor, start: Tensor, generator: torch.Generator) -> LangevinState:
+        return LangevinState(start)
 
     def step(
-        self, energy: EnergyModel, context: Tensor, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]:
+        self, energy: EnergyModel, context: Tensor, state: LangevinState, k: int, generator: torch.Generator
+    ) -> tuple[LangevinState, StepInfo]:
         energies, gradients = energy.energies_and_gradients(context, state.actions)
         noise = torch.randn(state.actions.shape, generator=generator)
         actions = state.actions - self.sign * self.tau * gradients + self.noise * math.sqrt(self.tau) * noise
         one = torch.ones(())
-        return ChainState(actions), StepInfo(energies.mean(), gradients.abs().mean(), 0 * one, one)
+        return LangevinState(actions), StepInfo(energies.mean(), gradients.abs().mean(), 0 * one, one)
 
 
 class Plain:

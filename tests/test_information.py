@@ -11,6 +11,7 @@ from cebm.networks import MarginalEnergy, MLPEnergy
 from torch import Tensor, nn
 
 from cebm import information
+from cebm.energies import EnergyModel, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty
 from cebm.information import (
     CoarseQuadratureWarning,
     MutualInformationBound,

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from cebm.energies import EnergyModel, MLPEnergy, ModuleEnergy
+from cebm.losses import importance_nll, info_nce, info_nce_per_example, ranking_nce
 from cebm.negatives import (
     Density,
     GaussianMixture,
@@ -24,12 +26,11 @@ from cebm.negatives import (
     MarginalActionSampler,
     Mixture,
     Negatives,
-    Replay,
+    ReplayBuffer,
     ShortChains,
     Source,
     Uniform,
 )
-from cebm.objectives import importance_nll, info_nce, info_nce_per_example, ranking_nce
 from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Polynomial, Sampler, run
 
 OBS, ACT, BATCH, N = 3, 2, 6, 4
@@ -50,7 +51,7 @@ STARTS: dict[str, Callable[[], Source]] = {
     "uniform": Uniform,
     "data": InBatch,
     "proposal": GaussianMixture,
-    "replay": lambda: Replay(ACT, Langevin("correct", steps=2), capacity=40),
+    "replay": lambda: ReplayBuffer(ACT, Langevin("correct", steps=2), capacity=40),
 }
 Factory = Callable[[torch.Generator], Source]
 
@@ -65,8 +66,8 @@ SOURCES: dict[str, Factory] = {
     "in-batch": lambda generator: InBatch(),
     "long-chain": lambda generator: LongChain(burn_in=3, thin=2),
     "long-chain-from-data": lambda generator: LongChain(Langevin("ibc", noise=0.1), 0, 1, InBatch()),
-    "replay": lambda generator: Replay(ACT, capacity=40),
-    "replay-pairs": lambda generator: Replay(OBS + ACT, capacity=40),
+    "replay": lambda generator: ReplayBuffer(ACT, capacity=40),
+    "replay-pairs": lambda generator: ReplayBuffer(OBS + ACT, capacity=40, joint=True),
     "mas-mcmc": lambda generator: MarginalActionSampler(ACT, generator=generator),
     "mas-ibc": lambda generator: MarginalActionSampler(ACT, SAMPLERS["ibc"], start=InBatch(), generator=generator),
     "mas-maxent": lambda generator: MarginalActionSampler(
@@ -75,7 +76,7 @@ SOURCES: dict[str, Factory] = {
     "mixture-with-density": lambda generator: Mixture([Uniform(), GaussianMixture()], (0.5, 0.5)),
     "mixture-in-part": lambda generator: Mixture([Uniform(), InBatch(), ShortChains()], (0.25, 0.25, 0.5)),
     "mixture-with-state": lambda generator: Mixture(
-        [MarginalActionSampler(ACT, generator=generator), Replay(ACT, capacity=40)], (0.5, 0.5)
+        [MarginalActionSampler(ACT, generator=generator), ReplayBuffer(ACT, capacity=40)], (0.5, 0.5)
     ),
     **{f"short-chains-{s}-from-{b}": _short_chains(s, b) for s in SAMPLERS for b in STARTS},
 }
@@ -85,7 +86,7 @@ WITH_DENSITY = {"uniform", "gaussian-mixture", "mixture-with-density"}
 def _energy(name: str, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> EnergyModel:
     """With dropout and in training mode: that must not reach the chains."""
     network = MLPEnergy(OBS, ACT, 16, dropout=0.5, init="torch", generator=generator)
-    return (JointEnergy(network) if name == "replay-pairs" else network).to(dtype)
+    return network.to(dtype)
 
 
 def _source(name: str, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Source:
@@ -230,11 +231,11 @@ def test_bad_input_is_named(name: str, generator: torch.Generator, unchecked_sha
         (lambda: GaussianMixture((math.inf,)), "deviations"),
         (lambda: LongChain(burn_in=-1), "burn_in"),
         (lambda: LongChain(thin=0), "thin"),
-        (lambda: Replay(ACT, capacity=0), "capacity"),
-        (lambda: Replay(0), "dim"),
-        (lambda: Replay(ACT, reinitialise=-0.1), "reinitialise"),
-        (lambda: Replay(ACT, reinitialise=math.nan), "reinitialise"),
-        (lambda: Replay(ACT, margin=-0.1), "margin"),
+        (lambda: ReplayBuffer(ACT, capacity=0), "capacity"),
+        (lambda: ReplayBuffer(0), "dim"),
+        (lambda: ReplayBuffer(ACT, reinitialise=-0.1), "reinitialise"),
+        (lambda: ReplayBuffer(ACT, reinitialise=math.nan), "reinitialise"),
+        (lambda: ReplayBuffer(ACT, margin=-0.1), "margin"),
         (lambda: MarginalActionSampler(ACT, objective="nll"), "objective"),
         (lambda: MarginalActionSampler(ACT, positive_l2=-1.0), "positive_l2"),
         (lambda: MarginalActionSampler(0), "act_dim"),
@@ -475,7 +476,7 @@ def test_mixture_without_a_share_is_the_other_source(generator: torch.Generator)
 
 
 def test_pairs_do_not_mix(generator: torch.Generator) -> None:
-    mixture = Mixture([Uniform(), Replay(OBS + ACT)], (0.5, 0.5))
+    mixture = Mixture([Uniform(), ReplayBuffer(OBS + ACT, joint=True)], (0.5, 0.5))
     with pytest.raises(ValueError, match="do not mix"):
         mixture.sample(_energy("replay-pairs", generator), *_batch(generator), N, generator)
 
@@ -608,9 +609,9 @@ def test_long_chain_gives_the_states_of_one_chain(generator: torch.Generator) ->
 # ---------------------------------------------------------------------------------------------- replay
 
 
-def _buffered(value: float, capacity: int = 50, reinitialise: float = 0.05) -> Replay:
+def _buffered(value: float, capacity: int = 50, reinitialise: float = 0.05) -> ReplayBuffer:
     """A full buffer of one value, outside the box so that a state drawn anew cannot be mistaken for it."""
-    replay = Replay(ACT, STANDSTILL, capacity, reinitialise)
+    replay = ReplayBuffer(ACT, STANDSTILL, capacity, reinitialise)
     replay.stored.fill_(value)
     replay.count.fill_(capacity)
     return replay
@@ -620,7 +621,7 @@ def test_replay_reinitialises_five_per_cent(generator: torch.Generator) -> None:
     rows, batch = 20_000, 2000
     energy = MLPEnergy(OBS, ACT, 4, generator=generator)
 
-    def p_value(replay: Replay) -> float:
+    def p_value(replay: ReplayBuffer) -> float:
         negatives = replay.sample(energy, torch.zeros(batch, OBS), torch.zeros(batch, ACT), rows // batch, generator)
         fresh = int((negatives.actions.abs() <= 1.1).all(-1).sum())
         return 2 * min(binom.cdf(fresh, rows, 0.05), binom.sf(fresh - 1, rows, 0.05))
@@ -651,7 +652,7 @@ def test_replay_draws_every_place_equally_often(generator: torch.Generator) -> N
 
 
 def test_replay_fills_in_order_then_overwrites(generator: torch.Generator) -> None:
-    replay = Replay(1, STANDSTILL, capacity=5)
+    replay = ReplayBuffer(1, STANDSTILL, capacity=5)
     column = lambda *values: torch.tensor(values, dtype=torch.float32).unsqueeze(1)  # noqa: E731
     replay.put(column(1.0, 2.0), generator)
     replay.put(column(3.0), generator)
@@ -665,7 +666,7 @@ def test_replay_fills_in_order_then_overwrites(generator: torch.Generator) -> No
 
 
 def test_replay_stores_where_its_chains_end(generator: torch.Generator) -> None:
-    replay = Replay(ACT, Langevin("correct", steps=3), capacity=100)
+    replay = ReplayBuffer(ACT, Langevin("correct", steps=3), capacity=100)
     negatives = replay.sample(_energy("", generator), *_batch(generator), N, generator)
     assert int(replay.count) == BATCH * N
     assert torch.equal(replay.stored[: BATCH * N], negatives.actions.flatten(0, 1))
@@ -674,27 +675,26 @@ def test_replay_stores_where_its_chains_end(generator: torch.Generator) -> None:
 
 def test_replay_of_pairs_moves_both(generator: torch.Generator) -> None:
     energy = _energy("replay-pairs", generator).eval()
-    assert isinstance(energy, JointEnergy)
     obs, actions = _batch(generator)
     sampler, twin = Langevin("correct", steps=3), _clone(generator)
-    replay = Replay(OBS + ACT, sampler, capacity=100)
+    replay = ReplayBuffer(OBS + ACT, sampler, capacity=100, joint=True)
     negatives = replay.sample(energy, obs, actions, N, generator)
     start = replay_start = Uniform().sample(energy, obs, torch.zeros(BATCH, OBS + ACT), N, twin).actions
     with torch.no_grad():
-        pairs = run(sampler, energy.pairs, energy.pairs.encode(obs), start, twin).actions
+        pairs = run(sampler, energy.pairs(), energy.pairs().encode(obs), start, twin).actions
     assert torch.allclose(torch.cat([negatives.obs, negatives.actions], -1), pairs)
     assert torch.allclose(replay.stored[: BATCH * N].view(BATCH, N, -1), pairs)
     assert not torch.allclose(pairs[..., :OBS], replay_start[..., :OBS])
     # The energy of each pair is the conditional energy of its action under its own observation.
     again = energy(negatives.obs.flatten(0, 1), negatives.actions.reshape(-1, 1, ACT))
-    assert torch.allclose(again.view(BATCH, N), energy.pairs(obs, pairs), atol=1e-6)
+    assert torch.allclose(again.view(BATCH, N), energy.pairs()(obs, pairs), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["replay", "replay-pairs"])
 def test_replay_continues_from_its_state_dict(name: str, generator: torch.Generator) -> None:
     energy, (obs, actions) = _energy(name, generator), _batch(generator)
     replay, restored = _source(name, generator), _source(name, generator)
-    assert isinstance(replay, Replay) and isinstance(restored, Replay)
+    assert isinstance(replay, ReplayBuffer) and isinstance(restored, ReplayBuffer)
     replay.sample(energy, obs, actions, N, generator)
     restored.load_state_dict(replay.state_dict())
     twin = _clone(generator)
@@ -707,9 +707,9 @@ def test_replay_continues_from_its_state_dict(name: str, generator: torch.Genera
 
 def test_replay_dimension_must_fit(generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match="dim of the replay buffer is 2, the chain has 5"):
-        Replay(ACT).sample(_energy("replay-pairs", generator), *_batch(generator), N, generator)
+        ReplayBuffer(ACT, joint=True).sample(_energy("replay-pairs", generator), *_batch(generator), N, generator)
     with pytest.raises(ValueError, match="dim of the replay buffer is 5, the chain has 2"):
-        Replay(OBS + ACT).sample(_energy("", generator), *_batch(generator), N, generator)
+        ReplayBuffer(OBS + ACT).sample(_energy("", generator), *_batch(generator), N, generator)
 
 
 # ---------------------------------------------------------------------------------------------- marginal

@@ -206,10 +206,10 @@ def test_it_composes_with_pipelines_and_searches(rng: np.random.Generator) -> No
 def test_settings_reach_the_training(rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, (50, 1))
     model = ConditionalEBMRegressor(width=8, steps=2, negatives=3, batch_size=10, candidates=7).fit(x, x[:, 0])
-    assert model.policy_.candidates == 7
+    assert model.policy_.acting.candidates == 7
     assert model.policy_.energy.width == 8
     assert model.policy_.propose(np.zeros(1)).candidates.shape == (1, 7, 1)
-    assert model.policy_.sampler.noise == 0
+    assert model.policy_.acting.sampler.noise == 0
 
 
 def test_before_fitting_there_is_nothing() -> None:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cebm.composition import built, walk
 from cebm.energies.base import Actions, Energies, EnergyModel, Obs, evaluating
 from cebm.energies.feedforward import MarginalEnergy
 from cebm.losses import maximum_entropy_loss, mcmc_loss, positive_l2
@@ -193,13 +194,12 @@ class ShortChains:
     """Whether negatives ỹ(θ) keep the graph of every step, so that a loss of them has the gradient of the chain."""
 
     def __post_init__(self) -> None:
+        _check_sampler(self)
         if self.keep_graph and not getattr(self.sampler, "differentiable", False):
             raise ValueError(f"keep_graph needs a sampler with differentiable moves, not {type(self.sampler).__name__}")
 
     def check_composition(self, trial: "Trial") -> None:
-        if getattr(self.start, "learns", False):
-            name = type(self.start).__name__
-            raise ValueError(f"ShortChains does not train its start: {name}, which learns, must be the source itself")
+        _check_start(self)
 
     def sample(
         self,
@@ -230,7 +230,11 @@ class LongChain:
     """Where it starts."""
 
     def __post_init__(self) -> None:
+        _check_sampler(self)
         Collect(self.burn_in, self.thin)
+
+    def check_composition(self, trial: "Trial") -> None:
+        _check_start(self)
 
     def sample(
         self,
@@ -271,11 +275,7 @@ class ReplayBuffer(nn.Module):
         super().__init__()
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
-        if not 0 <= reinitialise <= 1:
-            raise ValueError(f"reinitialise must be in [0, 1], got {reinitialise}")
-        margin_limit(margin)
+        _check_replay(capacity, reinitialise, margin)
         self.sampler = sampler if sampler is not None else Langevin("correct")
         self.reinitialise, self.margin, self.joint = reinitialise, margin, joint
         self.register_buffer("stored", torch.zeros(capacity, dim, device=device))
@@ -340,6 +340,10 @@ class Replay:
     """Room beyond [-1, 1] for these, on both ends, as a fraction of the range."""
     joint: bool = False
     """Model p(x, y) and sample pairs."""
+
+    def __post_init__(self) -> None:
+        _check_sampler(self)
+        _check_replay(self.capacity, self.reinitialise, self.margin)
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> ReplayBuffer:
         """The empty buffer."""
@@ -431,6 +435,7 @@ class MarginalActions:
     learns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        _check_sampler(self)
         if self.objective not in ("mcmc", "maxent"):
             raise ValueError(f"objective must be 'mcmc' or 'maxent', got {self.objective!r}")
         if not self.positive_l2 >= 0:
@@ -438,9 +443,13 @@ class MarginalActions:
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> MarginalActionSampler:
         """The sampler, its energy's weights drawn from `generator`."""
+        start = built(self.start, spec, generator)
         return MarginalActionSampler(
-            spec.act_dim, self.sampler, self.objective, self.positive_l2, self.width, self.start, generator
+            spec.act_dim, self.sampler, self.objective, self.positive_l2, self.width, start, generator
         )
+
+    def check_composition(self, trial: "Trial") -> None:
+        _check_start(self)
 
 
 @dataclass(frozen=True)
@@ -470,19 +479,20 @@ class Mixture:
 
     @property
     def known_density(self) -> bool:
-        """Whether all of its sources have a density."""
-        return all(has_density(source) for source in self.sources)
+        """Whether each source has a method `log_prob`. A mixture in a mixture has none: list its sources instead."""
+        return all(isinstance(source, Density) for source in self.sources)
 
     def own_losses(self, actions: Positives, negatives: Actions) -> dict[str, Tensor]:
-        """Each source's own, on the negatives that came from it."""
-        used = [(source, count) for source, count in zip(self.sources, self.counts(negatives.shape[1]), strict=True)]
+        """The losses of each source on the negatives that came from it. Where two sources give the same name, that of
+        the later one gets its position in `sources`."""
         losses: dict[str, Tensor] = {}
-        for (source, _), part in zip(used, negatives.split([count for _, count in used], 1), strict=True):
+        parts = negatives.split(self.counts(negatives.shape[1]), 1)
+        for index, (source, part) in enumerate(zip(self.sources, parts, strict=True)):
             if part.shape[1]:
-                losses |= own_losses(source, actions, part)
+                for name, loss in own_losses(source, actions, part).items():
+                    losses[f"{name}_{index}" if name in losses else name] = loss
         return losses
 
-    @torch.no_grad()
     def sample(
         self,
         energy: EnergyModel,
@@ -509,7 +519,8 @@ class Mixture:
             ]
             return torch.stack(terms).logsumexp(0)
 
-        return replace(mixed, log_q=log_prob(mixed.actions), log_q_positive=log_prob(actions.unsqueeze(1))[:, 0])
+        with torch.no_grad():
+            return replace(mixed, log_q=log_prob(mixed.actions), log_q_positive=log_prob(actions.unsqueeze(1))[:, 0])
 
 
 def has_density(source: Any) -> bool:
@@ -521,6 +532,29 @@ def own_losses(source: Any, actions: Positives, negatives: Actions) -> dict[str,
     """The losses of a source's own weights; none for a source without any."""
     function = getattr(source, "own_losses", None)
     return {} if function is None else function(actions, negatives)
+
+
+def _check_sampler(source: Any) -> None:
+    sampler = source.sampler
+    if isinstance(sampler, type) or not isinstance(sampler, Sampler):
+        given = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
+        raise ValueError(f"{type(source).__name__}: sampler must be an object with steps, init and step, got {given}")
+
+
+def _check_replay(capacity: int, reinitialise: float, margin: float) -> None:
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity}")
+    if not 0 <= reinitialise <= 1:
+        raise ValueError(f"reinitialise must be in [0, 1], got {reinitialise}")
+    margin_limit(margin)
+
+
+def _check_start(source: Any) -> None:
+    """Chains do not train what they start from, so a source that learns cannot be a start."""
+    for _, piece in walk(source.start):
+        if getattr(piece, "learns", False):
+            name, start = type(source).__name__, type(piece).__name__
+            raise ValueError(f"{name} does not train its start: {start}, which learns, must be the source itself")
 
 
 def _with_density(source: Density, samples: Actions, obs: Obs, positives: Positives) -> Negatives:

@@ -280,6 +280,11 @@ def _check_contrast(objective: Any, known: bool = False) -> None:
     if objective.count < 1:
         raise ValueError(f"count must be at least 1, got {objective.count}")
     source = objective.source
+    if isinstance(source, type):
+        name = source.__name__
+        raise ValueError(
+            f"{type(objective).__name__}: source must be an object, not the class {name}: give {name}(...)"
+        )
     if not (hasattr(source, "sample") or hasattr(source, "build")):
         raise ValueError(f"{_pair(objective)}: a source has a method `sample`, or `build` where it has weights")
     if known and not has_density(source):

@@ -72,7 +72,11 @@ class EnergyModel(nn.Module, ABC):
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E(x, y) + log q(y|x): minus the log of the weight that makes draws of `propose` draws of p(y|x). Without a
-        proposal q is uniform, and this is E itself up to a constant."""
+        proposal q is uniform, and this is E itself up to a constant. An energy with a proposal must say its own."""
+        if self.proposes:
+            raise TypeError(
+                f"{type(self).__name__} has `propose` but no `excess`, the energy plus log q of its proposal"
+            )
         return self.energies(context, actions)
 
     @property
@@ -102,9 +106,14 @@ class EnergyModel(nn.Module, ABC):
 
     def check(self, context: Context, actions: Tensor) -> None:
         """ValueError naming the argument whose shape does not fit this energy."""
-        if self.context_dim is not None and (context.ndim != 2 or context.shape[1] != self.context_dim):
-            raise ValueError(f"context must be [batch, {self.context_dim}], got {tuple(context.shape)}")
-        batch = next(leaves(context)).shape[0]
+        if self.context_dim is not None:
+            fits = isinstance(context, Tensor) and context.ndim == 2 and context.shape[1] == self.context_dim
+            if not fits:
+                raise ValueError(f"context must be [batch, {self.context_dim}], got {described(context)}")
+        first = next(leaves(context), None)
+        if first is None or not first.ndim:
+            raise ValueError("context must hold tensors whose first axis is the batch")
+        batch = first.shape[0]
         if actions.ndim != 3 or actions.shape[2] != self.act_dim or actions.shape[0] != batch:
             raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(actions.shape)}")
         if actions.shape[0] == 0 or actions.shape[1] == 0:
@@ -259,6 +268,13 @@ def leaves(context: Context) -> Iterator[Tensor]:
             yield from leaves(part)
     else:
         raise TypeError(f"a context is made of tensors, tuples, lists and dicts, not {type(context).__name__}")
+
+
+def described(context: Context) -> str:
+    """The shape of a tensor, the length of a tuple, or else the type: for error messages."""
+    if isinstance(context, Tensor):
+        return str(tuple(context.shape))
+    return f"{len(context)} contexts" if isinstance(context, tuple) else f"a {type(context).__name__}"
 
 
 def mapped(function: Callable[[Tensor], Tensor], context: Context) -> Context:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs, described
 
 
 class WeightedSum(EnergyModel):
@@ -58,6 +58,12 @@ class WeightedSum(EnergyModel):
             energy, gradient = term.energies_and_gradients(part, actions)
             energies, gradients = energies + weight * energy, gradients + weight * gradient
         return energies, gradients
+
+    def check(self, context: Context, actions: Tensor) -> None:
+        if not isinstance(context, tuple) or len(context) != len(self.terms):
+            raise ValueError(f"context must be a tuple of {len(self.terms)}, one per term, got {described(context)}")
+        for _, term, part in self._split(context):
+            term.check(part, actions)
 
     def at(self, level: float) -> EnergyModel:
         return WeightedSum([term.at(level) for term in self.parts()], self.weights) if self.levels else self

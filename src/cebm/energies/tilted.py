@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, EnergySettings, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, EnergySettings, Obs, described
 from cebm.energies.density import MixtureDensity
 from cebm.energies.feedforward import MLP
 from cebm.spaces import Part, Specification
@@ -55,8 +55,15 @@ class TiltedEnergy(EnergyModel):
         return self.base.propose(context[1], n, generator, shared)
 
     def excess(self, context: Context, actions: Actions) -> Energies:
-        """E + log q = f."""
-        return self.tilt.energies(context[0], actions)
+        """E + log q = f, plus the base's own excess, which is 0 where the base draws from itself."""
+        self.check(context, actions)
+        return self.tilt.energies(context[0], actions) + self.base.excess(context[1], actions)
+
+    def check(self, context: Context, actions: Tensor) -> None:
+        if not isinstance(context, tuple) or len(context) != 2:
+            raise ValueError(f"context must be the pair (of the tilt, of the base), got {described(context)}")
+        self.tilt.check(context[0], actions)
+        self.base.check(context[1], actions)
 
     @property
     def contrasted(self) -> EnergyModel:

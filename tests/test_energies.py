@@ -10,11 +10,20 @@ import cebm.networks
 import pytest
 import torch
 import torch.nn.functional as F
-from cebm.energy import WeightedSum, evaluating
-from cebm.networks import Linear
 from torch import Tensor, nn
 
-from cebm import EnergyModel, JointEnergy, MarginalEnergy, MLPEnergy, ModuleEnergy, Penalty, ResidualEnergy
+from cebm.energies import (
+    EnergyModel,
+    MarginalEnergy,
+    MLPEnergy,
+    ModuleEnergy,
+    Penalty,
+    ResidualEnergy,
+    WeightedSum,
+    feedforward,
+)
+from cebm.energies.base import Context, evaluating, leaves, mapped
+from cebm.energies.feedforward import Linear
 
 OBS, ACT = 3, 2
 # Wide enough that a layer without any active unit is out of the question (2⁻⁴⁸).
@@ -75,11 +84,9 @@ CASES: dict[str, Case] = {
     "residual, spectral norm": Case(lambda g: residual(g, spectral_norm=True)),
     "marginal": Case(lambda g: MarginalEnergy(ACT, generator=g)),
     "marginal, 1 hidden layer": Case(lambda g: MarginalEnergy(ACT, WIDTH, 1, generator=g)),
-    "joint": Case(lambda g: JointEnergy(mlp(g))),
-    "joint, residual": Case(lambda g: JointEnergy(residual(g, blocks=2))),
-    "pairs": Case(lambda g: JointEnergy(mlp(g)).pairs),
-    "pairs, residual": Case(lambda g: JointEnergy(residual(g)).pairs),
-    "pairs, spectral norm": Case(lambda g: JointEnergy(mlp(g, spectral_norm=True)).pairs),
+    "pairs": Case(lambda g: mlp(g).pairs()),
+    "pairs, residual": Case(lambda g: residual(g, blocks=2).pairs()),
+    "pairs, spectral norm": Case(lambda g: mlp(g, spectral_norm=True).pairs()),
     "module": Case(lambda g: ModuleEnergy(SmoothHead(OBS), OBS, ACT)),
     "module, dropout": Case(lambda g: ModuleEnergy(SmoothHead(OBS, 0.4), OBS, ACT)),
     "module, image encoder": Case(image_energy, (1, 4, 4)),
@@ -106,7 +113,11 @@ def make(
     return energy, obs, actions
 
 
-def autograd_gradient(energy: EnergyModel, context: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+def detached(context: Context) -> Context:
+    return mapped(Tensor.detach, context)
+
+
+def autograd_gradient(energy: EnergyModel, context: Context, actions: Tensor) -> tuple[Tensor, Tensor]:
     """The reference: ∇_y of `energies`, by autograd."""
     with torch.enable_grad():
         leaf = actions.detach().requires_grad_()
@@ -135,10 +146,11 @@ def test_shapes_dtype_and_finite_values(name: str, dtype: torch.dtype, grad: boo
         context = energy.encode(obs)
         energies = energy.energies(context, actions)
         again, gradients = energy.energies_and_gradients(context, actions)
-    assert context.shape == (3, energy.context_dim)
+    assert all(part.shape[0] == 3 for part in leaves(context))
+    assert energy.context_dim is None or context.shape == (3, energy.context_dim)
     assert energies.shape == again.shape == (3, 5)
     assert gradients.shape == (3, 5, energy.act_dim)
-    for tensor in (context, energies, again, gradients):
+    for tensor in (*leaves(context), energies, again, gradients):
         assert tensor.dtype == dtype
         assert torch.isfinite(tensor).all()
     assert_close(again, energies, 1e-4 if dtype == torch.float32 else 1e-12)
@@ -154,11 +166,11 @@ def test_inputs_are_not_modified_and_results_repeat(name: str, grad: bool, gener
     obs_before, actions_before = obs.clone(), actions.clone()
     with torch.set_grad_enabled(grad):
         context = energy.encode(obs)
-        context_before = context.detach().clone()
+        context_before = mapped(torch.clone, detached(context))
         first = (energy.energies(context, actions), *energy.energies_and_gradients(context, actions))
         second = (energy.energies(context, actions), *energy.energies_and_gradients(context, actions))
     assert torch.equal(obs, obs_before) and torch.equal(actions, actions_before)
-    assert torch.equal(context, context_before)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(context), leaves(context_before), strict=True))
     assert not actions.requires_grad and not obs.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(energy.parameters(), parameters, strict=True))
     assert all(parameter.grad is None for parameter in energy.parameters())
@@ -208,7 +220,7 @@ def test_gradients_are_those_of_autograd(
     with torch.set_grad_enabled(grad):
         context = energy.encode(obs)
         energies, gradients = energy.energies_and_gradients(context, actions)
-    expected = autograd_gradient(energy, context.detach(), actions)
+    expected = autograd_gradient(energy, detached(context), actions)
     assert_close(energies.detach(), expected[0])
     assert_close(gradients.detach(), expected[1])
 
@@ -225,9 +237,9 @@ def test_ragged_blocks_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     energy, obs, actions = make(name, generator, batch, samples)
-    expected = autograd_gradient(energy, energy.encode(obs).detach(), actions)
+    expected = autograd_gradient(energy, detached(energy.encode(obs)), actions)
     floats = block_rows * (64 if name == "marginal" else WIDTH) // torch.get_num_threads()
-    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", floats)
+    monkeypatch.setattr(feedforward, "_BLOCK_FLOATS", floats)
     with torch.no_grad():
         energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
     assert_close(energies, expected[0])
@@ -236,8 +248,8 @@ def test_ragged_blocks_change_nothing(
 
 def test_a_block_size_below_one_row_is_one_row(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     energy, obs, actions = make("mlp", generator)
-    context = energy.encode(obs).detach()
-    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", 1)
+    context = detached(energy.encode(obs))
+    monkeypatch.setattr(feedforward, "_BLOCK_FLOATS", 1)
     with torch.no_grad():
         assert_close(energy.energies_and_gradients(context, actions)[1], autograd_gradient(energy, context, actions)[1])
 
@@ -267,14 +279,14 @@ def test_energies_in_ragged_blocks_have_the_same_derivatives(
 
     expected = everything()
     floats = block_rows * (64 if name == "marginal" else WIDTH) // (2 * torch.get_num_threads())
-    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", floats)
+    monkeypatch.setattr(feedforward, "_BLOCK_FLOATS", floats)
     for found, wanted in zip(everything(), expected, strict=True):
         assert_close(found, wanted)
 
 
 def test_blocks_survive_transformations(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.func sees through them; a compiler gets the whole batch, since it cannot ask for the number of threads."""
-    monkeypatch.setattr(cebm.networks, "_BLOCK_FLOATS", 2 * WIDTH)
+    monkeypatch.setattr(feedforward, "_BLOCK_FLOATS", 2 * WIDTH)
     energy, obs, actions = make("mlp", generator, 5, 20)
     expected = energy(obs, actions)
     assert_close(torch.func.vmap(lambda x, y: energy(x[None], y[None])[0])(obs, actions), expected)
@@ -311,7 +323,7 @@ def test_gradients_around_the_real_block_boundary(
 @every_energy
 def test_any_memory_layout_of_the_actions(name: str, generator: torch.Generator) -> None:
     energy, obs, actions = make(name, generator)
-    context = energy.encode(obs).detach()
+    context = detached(energy.encode(obs))
     expected = autograd_gradient(energy, context, actions)
     strided = actions.transpose(0, 1).contiguous().transpose(0, 1)
     assert not strided.is_contiguous()
@@ -413,8 +425,8 @@ def test_results_follow_the_device(name: str, generator: torch.Generator) -> Non
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             context = energy.encode(obs)
-            results = (context, energy.energies(context, actions), *energy.energies_and_gradients(context, actions))
-        assert {tensor.device.type for tensor in results} == {"meta"}
+            energies = energy.energies(context, actions), *energy.energies_and_gradients(context, actions)
+        assert {tensor.device.type for tensor in (*leaves(context), *energies)} == {"meta"}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -537,7 +549,7 @@ def test_spectral_norm_brings_the_largest_singular_value_to_one(pairs: bool, gen
     at most 0.354/√(e(k−1))·√n·(1−e)^(k−½), whatever the gap (Kuczyński & Woźniakowski 1992). Here k = 400, n = 16,
     e = 0.06: 5e-12, and σ is then within 1/√0.94 = 1.032."""
     energy = MLPEnergy(OBS, ACT, 16, spectral_norm=True, generator=generator).double()
-    trained = JointEnergy(energy).pairs if pairs else energy
+    trained = energy.pairs() if pairs else energy
     with torch.no_grad():
         for layer in spectral_layers(energy):  # training has moved the weights far from where they started
             layer.weight.normal_(generator=generator).mul_(3)
@@ -570,7 +582,7 @@ def test_only_an_encoded_training_batch_moves_the_spectral_norm(generator: torch
         action()
         return not all(torch.equal(a, b) for a, b in zip(before, estimates(), strict=True))
 
-    context = energy.encode(obs).detach()
+    context = detached(energy.encode(obs))
     assert not moved(lambda: energy.encode(obs))  # evaluation mode
     energy.train()
     assert moved(lambda: energy.encode(obs))
@@ -596,21 +608,21 @@ def test_dropout_keeps_the_mean_of_a_linear_top_layer(generator: torch.Generator
     assert abs((draws.mean().item() - expected) / (draws.std().item() / math.sqrt(4000))) < 5.5
 
 
-# -------------------------------------------------------------------------------------------- joint energy
+# -------------------------------------------------------------------------------------------- pairs
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("build", [mlp, residual])
-def test_the_joint_energy_differentiates_with_respect_to_the_observation(
+def test_pairs_differentiate_with_respect_to_the_observation(
     build: Callable, grad: bool, generator: torch.Generator
 ) -> None:
-    joint = JointEnergy(build(generator)).double()
+    joint = build(generator).double()
     obs = torch.randn(6, OBS, generator=generator, dtype=torch.float64, requires_grad=True)
     actions = torch.randn(6, 1, ACT, generator=generator, dtype=torch.float64, requires_grad=True)
     energies = joint(obs, actions)
     expected = torch.autograd.grad(energies.sum(), (obs, actions))
     pairs = torch.cat([obs, actions[:, 0]], 1).detach()
-    view = joint.pairs
+    view = joint.pairs()
     with torch.set_grad_enabled(grad):
         # One batch row with six samples: pairs are independent of the observation that `encode` is given.
         value, gradients = view.energies_and_gradients(view.encode(torch.zeros(1, 0).double()), pairs[None])
@@ -619,9 +631,9 @@ def test_the_joint_energy_differentiates_with_respect_to_the_observation(
     assert_close(gradients[0, :, OBS:].detach(), expected[1][:, 0])
 
 
-def test_pairs_share_the_parameters_of_the_joint_energy(generator: torch.Generator) -> None:
-    joint = JointEnergy(mlp(generator))
-    view = joint.pairs
+def test_pairs_share_the_parameters_of_the_energy(generator: torch.Generator) -> None:
+    joint = mlp(generator)
+    view = joint.pairs()
     assert {id(p) for p in view.parameters()} == {id(p) for p in joint.parameters()}
 
 
@@ -686,20 +698,20 @@ def test_evaluating_gives_every_module_its_mode_back() -> None:
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_wrong_shapes_name_the_argument(name: str, generator: torch.Generator) -> None:
     energy, obs, actions = make(name, generator)
-    context = energy.encode(obs).detach()
+    context = detached(energy.encode(obs))
     for method in (energy.energies, energy.energies_and_gradients):
         for bad in (actions[:2], actions[..., :1], actions[0], actions[..., None], actions[:, :0]):
             with pytest.raises(ValueError, match="actions must"):
                 method(context, bad)
-        for bad in (context[:, :-1], torch.cat([context, context], 1), context[0], context[:, None]):
+        for change in (lambda c: c[:, :-1], lambda c: torch.cat([c, c], 1), lambda c: c[0], lambda c: c[:, None]):
             with pytest.raises(ValueError, match="context must be"):
-                method(bad, actions)
+                method(mapped(change, context), actions)
         with pytest.raises(ValueError, match="actions must not be empty"):
-            method(context[:0], actions[:0])
+            method(mapped(lambda c: c[:0], context), actions[:0])
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("name", ["mlp", "residual", "joint", "module", "penalty", "nested sum"])
+@pytest.mark.parametrize("name", ["mlp", "residual", "module", "penalty", "nested sum"])
 def test_wrong_observations_name_the_argument(name: str, generator: torch.Generator) -> None:
     energy, obs, _ = make(name, generator)
     for bad in (obs[:, :-1], torch.cat([obs, obs], 1), obs[0], obs[:, None]):

@@ -5,15 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cebm.energy import EnergyModel
-from cebm.explicit import ExplicitEnergy, MixtureDensityEnergy, RegressionEnergy, TiltedEnergy
-from cebm.networks import MLPEnergy
 from torch import Tensor
 
+from cebm.energies import EnergyModel, MixtureDensityEnergy, MLPEnergy, RegressionEnergy, TiltedEnergy
 from cebm.information import Quadrature
+from cebm.losses import info_nce
 
 OBS, ACT = 3, 2
-CASES: dict[str, Callable[[torch.Generator], ExplicitEnergy]] = {
+CASES: dict[str, Callable[[torch.Generator], EnergyModel]] = {
     "regression": lambda g: RegressionEnergy(OBS, ACT, 16, generator=g),
     "regression, linear": lambda g: RegressionEnergy(OBS, ACT, 16, 0, generator=g),
     "regression, normal": lambda g: RegressionEnergy(OBS, ACT, 16, init="normal", generator=g),
@@ -27,7 +26,7 @@ every_energy = pytest.mark.parametrize("name", CASES)
 
 def make(
     name: str, generator: torch.Generator, batch: int = 3, samples: int = 5, dtype: torch.dtype = torch.float64
-) -> tuple[ExplicitEnergy, Tensor, Tensor]:
+) -> tuple[EnergyModel, Tensor, Tensor]:
     energy = CASES[name](generator).to(dtype)
     obs = torch.randn(batch, OBS, generator=generator, dtype=dtype)
     return energy, obs, torch.randn(batch, samples, ACT, generator=generator, dtype=dtype)
@@ -60,7 +59,8 @@ def test_shapes_and_dtypes(name: str, dtype: torch.dtype, grad: bool, generator:
     with torch.set_grad_enabled(grad):
         context = energy.encode(obs)
         energies, gradients = energy.energies_and_gradients(context, actions)
-        best, drawn = energy.best(context), energy.draw(context, 7, generator)
+        best = energy.best(context)
+        drawn = energy.propose(context, 7, generator) if energy.proposes else best.unsqueeze(1).expand(-1, 7, -1)
     assert context.shape == (3, energy.context_dim)
     assert energies.shape == (3, 5) and gradients.shape == (3, 5, ACT)
     assert best.shape == (3, ACT) and drawn.shape == (3, 7, ACT)
@@ -123,9 +123,10 @@ def test_the_generator_decides_weights_and_draws(name: str, generator: torch.Gen
     state = generator.get_state()
     global_state = torch.get_rng_state()
 
-    def build() -> tuple[ExplicitEnergy, Tensor]:
+    def build() -> tuple[EnergyModel, Tensor]:
         energy, obs, _ = make(name, generator)
-        return energy, energy.draw(energy.encode(obs), 9, generator)
+        context = energy.encode(obs)
+        return energy, energy.propose(context, 9, generator) if energy.proposes else energy.best(context)
 
     first, drawn = build()
     generator.set_state(state)
@@ -187,7 +188,9 @@ def test_the_regression_energy_is_half_the_squared_error(generator: torch.Genera
     ]
     torch.testing.assert_close(energy.energies(context, actions), torch.tensor(by_hand, dtype=torch.float64))
     assert torch.equal(energy.best(context), context)
-    assert torch.equal(energy.draw(context, 4, generator), context.unsqueeze(1).expand(-1, 4, -1))
+    assert not energy.proposes
+    with pytest.raises(TypeError, match="RegressionEnergy has no proposal to draw from"):
+        energy.propose(context, 4, generator)
 
 
 def test_minimising_the_regression_energy_is_least_squares(generator: torch.Generator) -> None:
@@ -308,7 +311,7 @@ def test_draws_follow_the_density(bug: str | None, generator: torch.Generator) -
     weights, means = [0.2, 0.5, 0.3], [[0.0, 1.0], [-1.0, -1.0], [1.0, 0.0]]
     stds = [[0.05, 0.04], [0.02, 0.05], [0.05, 0.03]]
     energy, context = mixture(weights, means, stds)
-    drawn = energy.draw(context, 20_000, generator)[0]
+    drawn = energy.propose(context, 20_000, generator)[0]
     assumed = [torch.tensor(part, dtype=torch.float64) for part in (weights, means, stds)]
     if bug == "variances for deviations":
         assumed[2] = assumed[2].square()
@@ -319,9 +322,9 @@ def test_draws_follow_the_density(bug: str | None, generator: torch.Generator) -
 
 
 def test_draws_agree_with_the_energy(generator: torch.Generator) -> None:
-    """E[−log p] over draws is the entropy, here by quadrature: ties `draw` to `energies` for overlapping parts."""
+    """E[−log p] over draws is the entropy, here by quadrature: ties `propose` to `energies` for overlapping parts."""
     energy, context = mixture([0.3, 0.7], [[0.0], [0.4]], [[0.3], [0.2]])
-    energies = energy.energies(context, energy.draw(context, 40_000, generator))[0]
+    energies = energy.energies(context, energy.propose(context, 40_000, generator))[0]
     with torch.no_grad():
         entropy = Quadrature((-4.0,), (4.0,), 512).entropy(energy, torch.zeros(1, 1, dtype=torch.float64))
     score = (energies.mean() - entropy) / (energies.std() / math.sqrt(40_000))
@@ -344,7 +347,7 @@ def test_a_mixture_learns_two_modes(generator: torch.Generator) -> None:
     own = truth.energies(context.expand(n, -1), targets).mean()
     with torch.no_grad():
         assert energy(obs, targets).mean() < own + 0.1
-        drawn = energy.draw(energy.encode(obs[:1]), 1000, generator)[0, :, 0]
+        drawn = energy.propose(energy.encode(obs[:1]), 1000, generator)[0, :, 0]
     # Half of the draws on either side, up to the data's own imbalance and the fit (0.1 allows 3 nats per thousand).
     assert abs(float((drawn > 0).float().mean()) - float((sign > 0).float().mean())) < 0.1
 
@@ -353,7 +356,8 @@ def test_the_same_numbers_make_the_same_draws(generator: torch.Generator) -> Non
     """`place` alone with a row's numbers is that row of a batch: what makes an action independent of its batch."""
     energy = MixtureDensityEnergy(OBS, ACT, 16, generator=generator).double()
     context = energy.encode(torch.randn(6, OBS, generator=generator, dtype=torch.float64)).detach()
-    uniform, normal = energy.numbers(6, 50, context, generator)
+    uniform = torch.rand(6, 50, generator=generator, dtype=torch.float64)
+    normal = torch.randn(6, 50, ACT, generator=generator, dtype=torch.float64)
     together = energy.place(context, uniform, normal)
     for i in range(6):
         alone = energy.place(context[i : i + 1], uniform[i : i + 1], normal[i : i + 1])
@@ -380,22 +384,21 @@ def test_a_tilted_energy_is_the_sum_of_its_parts(seen: int, generator: torch.Gen
     energy = tilted(generator, seen)
     obs = torch.randn(3, OBS, generator=generator, dtype=torch.float64)
     actions = torch.randn(3, 5, ACT, generator=generator, dtype=torch.float64).requires_grad_()
-    expected = energy.tilt(obs, actions) + energy.proposal(obs, actions)
+    expected = energy.tilt(obs, actions) + energy.base(obs, actions)
     (gradient,) = torch.autograd.grad(expected.sum(), actions)
     context = energy.encode(obs)
     energies, gradients = energy.energies_and_gradients(context, actions)
     torch.testing.assert_close(energy.energies(context, actions), expected)
     torch.testing.assert_close(energies, expected)
     torch.testing.assert_close(gradients, gradient)
-    torch.testing.assert_close(energy.of_proposal(context), energy.proposal.encode(obs))
-    torch.testing.assert_close(energy.tilts(context, actions), energy.tilt(obs, actions))
+    for part, term in zip(context, (energy.tilt, energy.base), strict=True):
+        torch.testing.assert_close(part, term.encode(obs))
+    torch.testing.assert_close(energy.excess(context, actions), energy.tilt(obs, actions))
 
 
 def train_on_a_ring(generator: torch.Generator, steps: int) -> tuple[TiltedEnergy, Tensor]:
     """Two components and a tilt, on points of a ring of radius ½ with deviation 0.05, whatever the observation;
     trained as `steady` trains: the likelihood of q, and InfoNCE of the tilt with negatives from q."""
-    from cebm.objectives import info_nce
-
     angle = 2 * math.pi * torch.rand(4096, generator=generator)
     ring = 0.5 * torch.stack([angle.cos(), angle.sin()], 1)
     data = ring + 0.05 * torch.randn(4096, 2, generator=generator)
@@ -405,10 +408,10 @@ def train_on_a_ring(generator: torch.Generator, steps: int) -> tuple[TiltedEnerg
     obs = torch.zeros(256, 1)
     for _ in range(steps):
         actions = data[torch.randint(4096, (256,), generator=generator)]
-        known = energy.proposal.encode(obs)
-        negatives = energy.proposal.draw(known, 4, generator).detach()
+        known = energy.base.encode(obs)
+        negatives = energy.base.propose(known, 4, generator).detach()
         tilts = energy.tilt(obs, torch.cat([actions.unsqueeze(1), negatives], 1))
-        loss = energy.proposal.energies(known, actions.unsqueeze(1)).mean() + info_nce(tilts[:, 0], tilts[:, 1:])
+        loss = energy.base.energies(known, actions.unsqueeze(1)).mean() + info_nce(tilts[:, 0], tilts[:, 1:])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -424,7 +427,7 @@ def test_the_tilt_makes_up_for_a_proposal_that_does_not_fit(generator: torch.Gen
     zero = torch.zeros(1, 1)
     with torch.no_grad():
         log_z = quadrature.log_partition(energy, zero)[0]
-        alone = float(energy.proposal(zero, data.unsqueeze(0)).mean())
+        alone = float(energy.base(zero, data.unsqueeze(0)).mean())
         together = float(energy(zero, data.unsqueeze(0)).mean() + log_z)
     truth = math.log(math.pi) + math.log(0.05 * math.sqrt(2 * math.pi * math.e))
     assert alone > truth + 0.5  # it does not fit

@@ -1,4 +1,4 @@
-"""Objectives: contracts, finite differences, and the exact gradients that the theory promises.
+"""Losses: contracts, finite differences, and the exact gradients that the theory promises.
 
 The statistical tests draw fresh samples every run. Each compares the mean of RUNS independent gradients with its
 expectation, bias included, and fails by chance once in a million times (`z_limit`).
@@ -14,7 +14,8 @@ from cebm.energy import ModuleEnergy
 from scipy import stats
 from torch import Tensor, nn
 
-from cebm import objectives
+from cebm import losses
+from cebm.energies import ModuleEnergy
 from cebm.information import Quadrature
 
 INF = math.inf
@@ -23,19 +24,19 @@ BOX = Quadrature((-4.0,), (4.0,), points_per_dim=256)
 
 # Every loss as a function of the same four tensors.
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "info_nce": lambda pos, neg, log_q_pos, log_q: objectives.info_nce(pos, neg),
-    "ranking_nce": lambda pos, neg, log_q_pos, log_q: objectives.ranking_nce(pos, neg, log_q_pos, log_q),
-    "importance_nll": lambda pos, neg, log_q_pos, log_q: objectives.importance_nll(pos, neg, log_q),
-    "mcmc_loss": lambda pos, neg, log_q_pos, log_q: objectives.mcmc_loss(pos, neg),
-    "maximum_entropy": lambda pos, neg, log_q_pos, log_q: objectives.maximum_entropy_loss(pos, neg),
-    "maximum_entropy_unbiased": lambda pos, neg, log_q_pos, log_q: objectives.maximum_entropy_loss(pos, neg, True),
-    "entropy": lambda pos, neg, log_q_pos, log_q: objectives.entropy_regulariser(neg),
-    "positive_l2": lambda pos, neg, log_q_pos, log_q: objectives.positive_l2(pos),
+    "info_nce": lambda pos, neg, log_q_pos, log_q: losses.info_nce(pos, neg),
+    "ranking_nce": lambda pos, neg, log_q_pos, log_q: losses.ranking_nce(pos, neg, log_q_pos, log_q),
+    "importance_nll": lambda pos, neg, log_q_pos, log_q: losses.importance_nll(pos, neg, log_q),
+    "mcmc_loss": lambda pos, neg, log_q_pos, log_q: losses.mcmc_loss(pos, neg),
+    "maximum_entropy": lambda pos, neg, log_q_pos, log_q: losses.maximum_entropy_loss(pos, neg),
+    "maximum_entropy_unbiased": lambda pos, neg, log_q_pos, log_q: losses.maximum_entropy_loss(pos, neg, True),
+    "entropy": lambda pos, neg, log_q_pos, log_q: losses.entropy_regulariser(neg),
+    "positive_l2": lambda pos, neg, log_q_pos, log_q: losses.positive_l2(pos),
 }
 PER_EXAMPLE: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "info_nce_per_example": lambda pos, neg, log_q_pos, log_q: objectives.info_nce_per_example(pos, neg),
-    "log_partition_unweighted": lambda pos, neg, log_q_pos, log_q: objectives.log_partition_unweighted(pos, neg),
-    "log_partition_importance": lambda pos, neg, log_q_pos, log_q: objectives.log_partition_importance(neg, log_q),
+    "info_nce_per_example": lambda pos, neg, log_q_pos, log_q: losses.info_nce_per_example(pos, neg),
+    "log_partition_unweighted": lambda pos, neg, log_q_pos, log_q: losses.log_partition_unweighted(pos, neg),
+    "log_partition_importance": lambda pos, neg, log_q_pos, log_q: losses.log_partition_importance(neg, log_q),
 }
 ALL = LOSSES | PER_EXAMPLE
 
@@ -97,8 +98,8 @@ def test_a_constant_of_the_observation_changes_nothing(name, generator):
 
 def test_losses_work_under_vmap(generator):
     positive, negative, _, _ = random_inputs(generator)
-    mapped = torch.func.vmap(objectives.info_nce)(positive[:, None], negative[:, None])
-    torch.testing.assert_close(mapped, objectives.info_nce_per_example(positive, negative))
+    mapped = torch.func.vmap(losses.info_nce)(positive[:, None], negative[:, None])
+    torch.testing.assert_close(mapped, losses.info_nce_per_example(positive, negative))
 
 
 # Values, against the formulas written out
@@ -130,17 +131,17 @@ def test_values_are_the_formulas(generator):
 def test_ranking_nce_with_a_uniform_proposal_is_info_nce(generator):
     positive, negative, _, _ = random_inputs(generator)
     uniform = torch.full_like(negative, -math.log(8.0))
-    ranking = objectives.ranking_nce(positive, negative, uniform[:, 0], uniform)
-    torch.testing.assert_close(ranking, objectives.info_nce(positive, negative))
+    ranking = losses.ranking_nce(positive, negative, uniform[:, 0], uniform)
+    torch.testing.assert_close(ranking, losses.info_nce(positive, negative))
 
 
 def test_gradient_penalty_values():
     gradients = torch.tensor([[[3.0, -4.0], [0.5, 0.5]]], dtype=torch.float64)
     for norm, norms in ((1, (7, 1)), (2, (5, math.sqrt(0.5))), (INF, (4, 0.5))):
         expected = sum(max(0.0, value - 0.6) ** 2 for value in norms) / 2
-        assert objectives.gradient_penalty(gradients, 0.6, norm).item() == pytest.approx(expected, rel=1e-12)
-    assert objectives.gradient_penalty(gradients).item() == (4 - 1) ** 2 / 2
-    assert objectives.gradient_penalty(gradients.float()).dtype == torch.float32
+        assert losses.gradient_penalty(gradients, 0.6, norm).item() == pytest.approx(expected, rel=1e-12)
+    assert losses.gradient_penalty(gradients).item() == (4 - 1) ** 2 / 2
+    assert losses.gradient_penalty(gradients.float()).dtype == torch.float32
 
 
 # Bad input, as a user without shape checking sees it
@@ -187,20 +188,20 @@ def test_other_bad_arguments_are_named():
     one = torch.zeros(4, 1)
     for bad in (one[:, 0], one[:, :0], one + math.nan):
         with pytest.raises(ValueError, match=r"^negative: "):
-            objectives.entropy_regulariser(bad)
+            losses.entropy_regulariser(bad)
     with pytest.raises(ValueError, match=r"^negative: .* at least 2 samples"):
-        objectives.maximum_entropy_loss(one[:, 0], one, unbiased=True)
+        losses.maximum_entropy_loss(one[:, 0], one, unbiased=True)
     for bad in (torch.zeros(0), torch.zeros(2, 2), torch.full((2,), math.nan)):
         with pytest.raises(ValueError, match=r"^positive: "):
-            objectives.positive_l2(bad)
+            losses.positive_l2(bad)
     for bad in (torch.zeros(2, 2), torch.zeros(2, 0, 1), torch.full((1, 1, 1), math.nan)):
         with pytest.raises(ValueError, match=r"^gradients: "):
-            objectives.gradient_penalty(bad)
+            losses.gradient_penalty(bad)
     with pytest.raises(ValueError, match=r"^norm: "):
-        objectives.gradient_penalty(torch.zeros(1, 1, 1), norm=3)
+        losses.gradient_penalty(torch.zeros(1, 1, 1), norm=3)
     for margin in (-1.0, math.nan):
         with pytest.raises(ValueError, match=r"^margin: "):
-            objectives.gradient_penalty(torch.zeros(1, 1, 1), margin=margin)
+            losses.gradient_penalty(torch.zeros(1, 1, 1), margin=margin)
 
 
 # Finite differences
@@ -248,7 +249,7 @@ def test_gradient_of_every_parameter_against_finite_differences(name, generator)
 
     def loss() -> Tensor:
         if name == "gradient_penalty":  # in one dimension every norm is |∂E/∂y|, and the penalty is smooth
-            return objectives.gradient_penalty(energy.energies_and_gradients(energy.encode(obs), actions)[1], 0.1)
+            return losses.gradient_penalty(energy.energies_and_gradients(energy.encode(obs), actions)[1], 0.1)
         energies = energy(obs, actions)
         result = ALL[name](energies[:, 0], energies[:, 1:], log_q_positive, log_q)
         return result if name in LOSSES else result @ weights
@@ -265,7 +266,7 @@ def test_gradient_penalty_in_three_dimensions_against_finite_differences(norm, g
     signs = 2 * torch.randint(2, (8, 3), generator=generator) - 1
     noise = 0.1 * torch.rand(8, 3, generator=generator, dtype=torch.float64)
     gradients = (signs * (sizes + noise)).view(2, 4, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda g: objectives.gradient_penalty(g, 0.7, norm), gradients)
+    assert torch.autograd.gradcheck(lambda g: losses.gradient_penalty(g, 0.7, norm), gradients)
 
 
 # The exact gradient, by quadrature
@@ -336,7 +337,7 @@ def test_mcmc_loss_with_exact_samples_has_the_gradient_of_the_nll(generator):
 
         return largest_z(estimate, exact)
 
-    assert z_of(objectives.mcmc_loss) < z_limit()
+    assert z_of(losses.mcmc_loss) < z_limit()
     assert z_of(lambda pos, neg: (pos + neg.mean(1)).mean()) > 2 * z_limit()  # planted: the sign
     assert z_of(lambda pos, neg: (pos - neg.sum(1) / 8).mean()) > 2 * z_limit()  # planted: m = 0…M over M
 
@@ -353,7 +354,7 @@ def test_maximum_entropy_loss_with_exact_samples_has_the_exact_gradient(unbiased
     def z_of(more_variance: float, expected: Tensor = expected) -> float:
         def estimate() -> Tensor:
             energies = problem.energies(problem.exact_samples(samples, generator))
-            loss = objectives.maximum_entropy_loss(problem.positive(), energies, unbiased)
+            loss = losses.maximum_entropy_loss(problem.positive(), energies, unbiased)
             return problem.gradient(loss + more_variance * energies.var(dim=1, correction=int(unbiased)).mean())
 
         return largest_z(estimate, expected)
@@ -421,7 +422,7 @@ def test_importance_sampled_partition_and_its_gradient_are_unbiased(name, genera
 
         def estimate() -> Tensor:
             actions = draw(16, generator)
-            log_z = objectives.log_partition_importance(problem.energies(actions), weight(actions))
+            log_z = losses.log_partition_importance(problem.energies(actions), weight(actions))
             return value_and_gradient(log_z.exp().sum())
 
         exact = value_and_gradient(BOX.log_partition(problem.energy, problem.obs).exp().sum())
@@ -440,7 +441,7 @@ def test_importance_nll_has_the_gradient_of_the_nll(name, generator):
     def z_of(log_weight: Callable[[Tensor], Tensor]) -> float:
         def estimate() -> Tensor:
             actions = draw(samples, generator)
-            loss = objectives.importance_nll(problem.positive(), problem.energies(actions), log_weight(actions))
+            loss = losses.importance_nll(problem.positive(), problem.energies(actions), log_weight(actions))
             return problem.gradient(loss)
 
         return largest_z(estimate, expected)
@@ -461,7 +462,7 @@ def test_eq_2_has_the_gradient_of_log_z_for_uniform_negatives_only(name, generat
     def z_of(expected: Tensor) -> float:
         def estimate() -> Tensor:
             energies = problem.energies(draw(samples, generator))
-            return problem.gradient(objectives.log_partition_unweighted(without_positive, energies).mean())
+            return problem.gradient(losses.log_partition_unweighted(without_positive, energies).mean())
 
         return largest_z(estimate, expected)
 
@@ -500,7 +501,7 @@ def test_the_positive_moves_eq_2_by_a_term_that_falls_like_1_over_m(generator):
         for _ in range(RUNS):
             energies = problem.energies(draw(samples, generator))
             positive = problem.positive() - math.log(copies_of_positive)  # k terms e^{-E} are one of energy E - log k
-            with_positive = objectives.log_partition_unweighted(positive, energies)
+            with_positive = losses.log_partition_unweighted(positive, energies)
             without = torch.logsumexp(-energies, dim=1)
             differences.append(samples * problem.gradient((with_positive - without).mean()))
         values = torch.stack(differences)
