@@ -220,7 +220,7 @@ class Standing:
     def spread(self) -> tuple[float, float] | None:
         """Around the score: of seeds, the lowest and the highest; of one run, its 95 % interval, where it is known."""
         if len(self.rows) > 1:
-            values = [row[self.metric] for row in self.rows]
+            values = [float(row[self.metric]) for row in self.rows]
             return min(values), max(values)
         return interval_of(self.rows[0], self.metric) if self.rows else None
 

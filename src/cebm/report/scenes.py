@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cebm.acting import Problem
 from cebm.policy import EnergyPolicy, Runner
-from cebm.report.charts import heat_map, number, tick_labels, ticks
+from cebm.report.charts import Value, heat_map, number, tick_labels, ticks
 from cebm.report.records import Run
 from cebm.tasks import TEST_SEED, Task
 
@@ -36,7 +36,7 @@ class Moment:
     title: str
     obs: Float[np.ndarray, " window"]
     """As the policy takes it, history included."""
-    marks: Sequence[tuple[str, Sequence[float], float]] = ()
+    marks: Sequence[tuple[str, Sequence[Value], Value]] = ()
     """Kind, place and radius of what to mark, in action units."""
 
 
@@ -74,7 +74,7 @@ def frames_of(policy: EnergyPolicy, obs: Any) -> Frames:
         # A fresh problem has the same random numbers, so the same search.
         passed = [(step, actions[0]) for step, actions in policy.acting.states(policy.problem(obs))]
     alike = passed and all(actions.shape == end.shape for _, actions in passed)
-    if not alike or not torch.equal(problem.clip(passed[-1][1]), end):  # only true states are shown
+    if not alike or not torch.equal(problem.clip(passed[-1][1][None])[0], end):  # only true states are shown
         return Frames(problem, [end], [0], chosen)
     rows = np.unique(np.linspace(0, len(passed) - 1, min(FRAMES, len(passed))).round().astype(int)).tolist()
     states = [*(passed[row][1] for row in rows[:-1]), end]
@@ -116,7 +116,7 @@ def landscape(policy: EnergyPolicy, moments: Sequence[Moment]) -> dict[str, Any]
         "panels": [_drawing(policy, moment, each, high) for moment, each in zip(moments, drawn, strict=True)],
         "steps": drawn[0].search.steps,
         "axes": _axes(policy, high),
-        "scale": [[math.sqrt(v / high), text] for v, text in _marks(0, high, 5)],
+        "scale": [[math.sqrt(v / high), text] for v, text in _marks(0.0, high, 5)],
         "moves": len(drawn[0].search.steps) > 1,
         "candidates": candidates,
         "explicit": candidates == 1 and policy.energy.explicit,
@@ -181,17 +181,17 @@ def _surface(policy: EnergyPolicy, search: Frames) -> Float[np.ndarray, "rows co
     return energies.reshape(len(rows), len(columns))
 
 
-def _axes(policy: EnergyPolicy, high: float) -> list[list[tuple[float, str]]]:
+def _axes(policy: EnergyPolicy, high: float) -> list[list[tuple[Value, str]]]:
     """Places and labels of the ticks, across and up."""
     box = policy.act_box
     low, top = ((box.centre + sign * box.limit * box.scale).tolist() for sign in (-1, 1))
     axes = [[(_at(v, low[d], top[d]), text) for v, text in _marks(low[d], top[d], 4)] for d in range(min(2, box.dim))]
     if box.dim == 1:
-        axes.append([(float(_height(np.array(v), high)), text) for v, text in _marks(0, high, 5)])
+        axes.append([(60 + 860 * v / high, text) for v, text in _marks(0.0, high, 5)])
     return axes
 
 
-def _marks(low: float, high: float, most: int) -> list[tuple[float, str]]:
+def _marks(low: float, high: float, most: int) -> list[tuple[Value, str]]:
     values = ticks(low, high, most)
     return list(zip(values, tick_labels(values), strict=True))
 
@@ -210,11 +210,11 @@ def _place(normalised: np.ndarray, policy: EnergyPolicy) -> np.ndarray:
     return (normalised / policy.act_box.limit + 1) / 2 * UNIT
 
 
-def _at(value: float, low: float, high: float) -> float:
+def _at(value: Value, low: float, high: float) -> float:
     return round((value - low) / (high - low) * UNIT, 1)
 
 
-def _mark(policy: EnergyPolicy, kind: str, place: Sequence[float], radius: float) -> dict[str, Any]:
+def _mark(policy: EnergyPolicy, kind: str, place: Sequence[Value], radius: Value) -> dict[str, Any]:
     box = policy.act_box
     here = torch.as_tensor(list(place)[: box.dim], dtype=box.centre.dtype)
     normalised = (here - box.centre[: len(here)].cpu()) / box.scale[: len(here)].cpu()
