@@ -673,8 +673,7 @@ def test_a_guess_says_so_in_words(line_run: Path, run: Path, tmp_path: Path) -> 
 
     steady, ibc = Run.read(line_run), Run.read(run)
     guess = math.log(5)
-    # 10 rows: their mean is 4.5 standard errors below a guess with probability 3e-6; the words allow for 3, which is
-    # below a hundredth here.
+    # A hundredth of a guess, 0.016, is 25 standard errors of the mean of the last 10 rows: no false alarm.
     assert guesses(grouped([logged(steady, guess, 0.002)])) == [
         "InfoNCE ends at the value of a guess, 1.61: the energy tells nothing beyond its proposal."
     ]
