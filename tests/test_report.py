@@ -1,17 +1,20 @@
 """The report: self-contained, says the right numbers, shows true states, and runs in a real browser."""
 
+import ast
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -19,27 +22,131 @@ from cebm.envs.particle import ParticleTask
 from cebm.training import Job, load_metrics, train
 from cebm.trials import TRIALS
 
+from cebm import acting as acting_room
+from cebm import energies, negatives, objectives, optimisers, samplers, tasks
+from cebm import report as report_room
+from cebm.acting import Found, Problem, Search
+from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
 from cebm.evaluation import evaluate, wilson_interval
-from cebm.policy import ImplicitPolicy, load
+from cebm.objectives import PositiveL2
+from cebm.policy import load
+from cebm.recipes import TRIALS
 from cebm.report import write_report
 from cebm.report.charts import Chart, Series, heat_map, number, thinned, tick_labels, ticks
-from cebm.report.records import Run, grouped, verdict
-from cebm.report.scenes import chain
-from cebm.samplers import MALA
-from cebm.storage import StorageError
+from cebm.report.page import guesses, information_words, learning_charts
+from cebm.report.records import Run, grouped, interval_of, verdict
+from cebm.report.scenes import frames_of, moments_of_scene
+from cebm.runs import Job, load_metrics, read_record, resume, train
+from cebm.samplers import MALA, Langevin
+from cebm.settings import StorageError
+from cebm.storage import row_line, write_document
+from cebm.tasks import GymnasiumTask, ParticleTask
 
 SHORT = ParticleTask(steps=8)
 """Too short to succeed in, but quick."""
 SECTIONS = ("learning", "landscape", "rollouts", "energies", "information", "settings")
+GOLDEN = Path(__file__).parent / "golden"
 
 
-def small_job(name: str = "ibc", **changes: Any) -> Job:
-    trial = TRIALS[name]
-    trial = replace(trial, network=replace(trial.network, width=32), batch_size=64, candidates=64)
+def small_job(name: str = "ibc", changed: dict[str, Any] | None = None, **changes: Any) -> Job:
+    """A run of seconds; `changed` are settings of the trial by their path."""
+    smaller = {"energy.width": 32, "energy.tilt.width": 32, "energy.base.width": 32}
+    smaller |= {"optimiser.batch_size": 64, "acting.candidates": 64, **(changed or {})}
+    has = settings_of(TRIALS[name]).keys() | (changed or {}).keys()
+    trial = vary(TRIALS[name], **{path: value for path, value in smaller.items() if path in has})
     settings = {"task": ParticleTask(), "episodes": 20, "steps": 20, "log_every": 5, "evaluate_every": 10}
     settings |= {"evaluation_episodes": 5, "evaluation_candidates": 8, **changes}
     return Job(name, trial, **settings)
+
+
+# ---------------------------------------------------------------------------------------------- a user's own pieces
+
+
+class Line(gymnasium.Env):
+    """Move a number to 0.3."""
+
+    observation_space = gymnasium.spaces.Box(-2, 2, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.time = self.np_random.uniform(-1, 1, 2), 0
+        return self.place.astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        self.place = np.clip(self.place + 0.2 * np.array([action[0], -action[0]]), -2, 2)
+        away = abs(float(self.place[0]) - 0.3)
+        return self.place.astype(np.float32), -away, False, self.time >= 4, {"closeness": 1 - away}
+
+
+@dataclass(frozen=True)
+class LineTask(GymnasiumTask):
+    """Without a scene and without a word on success."""
+
+    metric: str = "closeness_at_end"
+
+    def make(self) -> gymnasium.Env:
+        return Line()
+
+    def measure(self, rewards: list[float], infos: list[dict[str, Any]]) -> dict[str, float]:
+        return {"closeness_at_end": infos[-1]["closeness"]}
+
+
+@dataclass(frozen=True)
+class GradedTask(LineTask):
+    """With success beside its metric, and a scene of its own."""
+
+    def measure(self, rewards: list[float], infos: list[dict[str, Any]]) -> dict[str, float]:
+        return {**super().measure(rewards, infos), "success": rewards[-1] > -0.1}
+
+    def scene(self, actor: Any, episodes: int) -> dict[str, Any]:
+        path = [[0.0, 0.2], [1.0, 0.3]]
+        names = ("policy", "expert", "distances", "expert_distances")
+        one = {"index": 0, "success": True, "remark": "success", "goals": path, "aims": path[1:]}
+        one |= {"expert_aims": path[1:], **dict.fromkeys(names, path)}
+        moment = {"title": "Only moment", "step": 1, "obs": [[0.1, 0.2], [0.3, 0.4]], "marks": [("hole", [0.3], 0.1)]}
+        scene = {"episodes": [one], "shown": 0, "steps": 1, "dim": 1, "radius": 0.1, "successes": 1}
+        return scene | {"expert_successes": 1, "note": "The hole is at 0.3.", "moments": [moment]}
+
+
+@dataclass(frozen=True)
+class SecondBest:
+    """A way to act that nobody expects: the second-lowest of 9 draws, and no word on how it went."""
+
+    def search(self, problem: Problem) -> Found:
+        actions = problem.clip(problem.uniform(9))
+        energies = problem.energies(actions)
+        return Found(actions, energies, energies.argsort(1)[:, 1])
+
+
+@dataclass(frozen=True)
+class Boastful(SecondBest):
+    """Shows states that are not those of its search."""
+
+    def states(self, problem: Problem) -> Any:
+        yield 0, problem.uniform(9)
+        yield 1, problem.uniform(9)
+
+
+def line_data(path: Path) -> str:
+    rng = np.random.default_rng(0)
+    obs = rng.uniform(-1, 1, (200, 2))
+    Demonstrations.from_arrays(obs, np.clip(5 * (0.3 - obs[:, :1]), -1, 1), np.arange(20, 201, 20)).save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def line_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in a user's task."""
+    where = tmp_path_factory.mktemp("line")
+    job = small_job("steady", task=LineTask(), data=line_data(where / "line.npz"), evaluation_episodes=8)
+    train(job, where / "run")
+    return where / "run"
+
+
+# ---------------------------------------------------------------------------------------------- fixtures
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +187,28 @@ def heading(html: str) -> str:
 
 def rewrite_metrics(run: Path, change: Any) -> None:
     rows = [change(row) for row in load_metrics(run)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "metrics.jsonl").write_text("".join(map(row_line, rows)))
+
+
+def changed(run: Run, change: Any) -> Run:
+    return replace(run, metrics=[change(dict(row)) for row in run.metrics])
+
+
+def words(html: str) -> str:
+    """The text of a page, without what its script draws."""
+    text = re.sub(r"<(style|script|svg).*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", unescape(text))
+
+
+def drawn(html: str, where: Path, *arguments: str) -> dict[str, Any]:
+    """What the page's script draws, in a document that has just enough of a browser's."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    where.mkdir(exist_ok=True)
+    (where / "page.html").write_text(html)
+    command = [node, str(Path(__file__).parent / "report_dom.js"), str(where / "page.html"), *arguments]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
 class Links(HTMLParser):
@@ -142,13 +270,17 @@ def test_verdict_tells_validation_from_test(copied: Path, html: str, tmp_path: P
     summary = evaluate(load(copied / "best"), SHORT, episodes=3, latency_calls=1, candidates=4).summary()
     low, high = wilson_interval(91, 100)
     summary |= {"episodes": 100, "successes": 91, "success": 0.91, "success_low": low, "success_high": high}
-    (copied / "evaluation.json").write_text(json.dumps(summary))
+    write_document(copied / "evaluation.json", summary)
     html = page(tmp_path, copied)
     assert heading(html) == (
         "ibc on the 2-D particle task, 20 demonstrations: "
         "91 % of 100 held-out episodes succeed (95 % interval 84–95 %)."
     )
-    assert "84–95 %" in html.split('<section id="settings">')[1]
+    table = html.split('<section id="settings">')[1].replace("\u00a0", " ")
+    assert "84–95 %" in table and "Final distance" in table
+    today = Run.read(copied).evaluation
+    (copied / "evaluation.json").write_text(json.dumps(summary))  # as earlier versions wrote it, without a checksum
+    assert Run.read(copied).evaluation == today == summary
 
 
 def test_cautions(copied: Path, html: str, tmp_path: Path) -> None:
@@ -185,9 +317,33 @@ def test_errors_name_the_file(copied: Path, tmp_path: Path) -> None:
         page(tmp_path, tmp_path / "nowhere")
     with pytest.raises(ValueError, match="at least one run"):
         write_report([], tmp_path / "report.html")
-    (copied / "evaluation.json").write_text("{")
-    with pytest.raises(StorageError, match=r"evaluation\.json: damaged"):
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("evaluation.json", lambda text: "{", r"evaluation\.json: damaged"),
+        ("evaluation.json", lambda text: "[]", r"evaluation\.json: damaged"),
+        ("evaluation.json", lambda text: '{"episodes": "many"}', r"evaluation\.json: has no number under 'episodes'"),
+        ("evaluation.json", lambda text: '{"episodes": 3, "sha256": "0"}', r"evaluation\.json: damaged or altered"),
+        ("run.json", lambda text: text[:90], r"run\.json: damaged"),
+        ("run.json", lambda text: text.replace('"steps": 20', '"steps": 30'), r"run\.json: damaged or altered"),
+        ("metrics.jsonl", lambda text: text.replace('"step": 5', '"step": 6'), r"metrics\.jsonl, line 1: damaged"),
+        (
+            "metrics.jsonl",
+            lambda text: '{"step": 5, "kind": "evaluation"}\n',
+            r"metrics\.jsonl: the evaluation of step 5",
+        ),
+        ("best/header.json", lambda text: text[:90], r"best/header\.json: damaged"),
+    ],
+)
+def test_damaged_files_are_named(file: str, damage: Any, message: str, copied: Path, tmp_path: Path) -> None:
+    path = copied / file
+    path.write_text(damage(path.read_text() if path.exists() else ""))
+    with pytest.raises(StorageError, match=message):
         page(tmp_path, copied)
+    assert not (tmp_path / "deep" / "report.html").exists()
 
 
 def test_several_runs_overlay(run: Path, tmp_path: Path) -> None:
@@ -215,13 +371,19 @@ def test_labels_say_what_differs(run: Path) -> None:
     longer = replace(first, job=replace(first.job, steps=60))
     assert [group.label for group in grouped([first, longer])] == ["ibc (steps 20)", "ibc (steps 60)"]
     assert "not clearly" in verdict(grouped([first, longer]))
+    trial = first.job.trial
+    regular = replace(first, job=replace(first.job, trial=replace(trial, penalties=(PositiveL2(0.5),))))
+    labels = [group.label for group in grouped([first, regular])]
+    assert labels == ["ibc (penalties none)", "ibc (penalties 0 PositiveL2, weight 0.5)"]
+    one, two = (replace(first, job=replace(first.job, data=f"/{where}/arm.npz")) for where in "ab")
+    assert [group.label for group in grouped([one, two])] == ["ibc", "ibc #2"]
 
 
 def test_hostile_names_are_escaped(copied: Path, tmp_path: Path) -> None:
     hostile = '</script><script>alert("x")</script><img src=x onerror=alert(1)>\'&'
-    record = json.loads((copied / "run.json").read_text())
+    record = read_record(copied)
     record["job"]["name"] = hostile
-    (copied / "run.json").write_text(json.dumps(record))
+    write_document(copied / "run.json", record)
     renamed = copied.rename(tmp_path / "<b onclick='x'>")
     html = page(tmp_path, renamed)
     links = Links()
@@ -260,9 +422,14 @@ def test_demonstrations_alone(columns: int, tmp_path: Path) -> None:
     assert all(("curve" in panel) == (columns == 1) for panel in scene["landscape"]["panels"])
     assert all(panel["marks"][0]["kind"] == "demonstrated" for panel in scene["landscape"]["panels"])
     assert ("slice" in scene["landscape"]["caption"]) == (columns > 2)
-    (tmp_path / "arm.npz").unlink()
-    (scene,) = scenes(page(tmp_path, tmp_path / "run"))
-    assert "not at hand" in scene["landscape"]["panels"][0]["title"]
+    assert drawn(html, tmp_path / "node", "#frame=0")["problems"] == []
+    changed = Demonstrations.from_arrays(obs + 1, actions, np.arange(20, 201, 20))
+    changes = (lambda path: path.unlink(), changed.save, lambda path: path.write_bytes(b"damaged"))
+    for change in changes if columns == 2 else changes[:1]:
+        change(tmp_path / "arm.npz")
+        html = page(tmp_path, tmp_path / "run")
+        (scene,) = scenes(html)
+        assert "not at hand" in scene["landscape"]["panels"][0]["title"] and "one observation" in words(html)
 
 
 @pytest.mark.parametrize("dim", [1, 16])
@@ -276,31 +443,302 @@ def test_other_dimensions(dim: int, tmp_path: Path) -> None:
 
 def test_history_and_horizon(tmp_path: Path) -> None:
     job = small_job(task=SHORT, steps=10)
-    train(replace(job, trial=replace(job.trial, history=2, horizon=3)), tmp_path / "run")
+    train(replace(job, trial=vary(job.trial, history=2, horizon=3)), tmp_path / "run")
     (scene,) = scenes(page(tmp_path, tmp_path / "run"))
     assert scene["landscape"]["act_dim"] == 6
+    policy = load(tmp_path / "run" / "best")
+    seen = [{"title": "", "obs": [[float(t)] * 6 for t in range(count)], "marks": []} for count in (1, 2, 3)]
+    windows = [moment.obs for moment in moments_of_scene(policy, {"moments": seen})]
+    assert [(window[0], window[-1]) for window in windows] == [(0, 0), (0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (GOLDEN / "runs").iterdir()))
+def test_runs_of_the_first_format(name: str, tmp_path: Path) -> None:
+    where = tmp_path / name
+    shutil.copytree(GOLDEN / "runs" / name, where)
+    resume(where)
+    html = page(tmp_path, where)
+    assert heading(html).startswith(f"{name} on the 2-D particle task")
+    assert scenes(html)[0]["landscape"]["panels"] and "<th>learning rate</th>" in html
+
+
+# ---------------------------------------------------------------------------------------------- contracts, not names
+
+
+def test_report_names_no_concrete_piece() -> None:
+    """What a newcomer adds shows up without a change here."""
+    contracts = {"Task", "Actor", "RollOut", "Problem", "Found", "Acting", "TaskError"}
+    rooms = (acting_room, energies, negatives, objectives, optimisers, samplers, tasks)
+    names = {name for room in rooms for name, value in vars(room).items() if isinstance(value, type)} - contracts
+    assert {"Search", "InfoNCE", "Langevin", "ParticleTask", "Tilted", "TiltedEnergy"} <= names
+    wrong = names - set(vars(__import__("builtins"))) - {"Any", "Tensor", "Sequence", "Float"}
+    for path in Path(report_room.__file__).parent.glob("*.py"):
+        used = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            used |= {node.id} if isinstance(node, ast.Name) else set()
+            used |= {node.attr} if isinstance(node, ast.Attribute) else set()
+            used |= {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+        assert not used & wrong, path.name
+
+
+def test_a_users_task_has_curves_and_landscapes_on_validation_pairs(line_run: Path, tmp_path: Path) -> None:
+    html = page(tmp_path, line_run)
+    rows = [row for row in load_metrics(line_run) if row["kind"] == "evaluation"]
+    best = max(rows, key=lambda row: row["closeness_at_end"])
+    low, high = interval_of(best, "closeness_at_end")
+    error = 1.96 * best["closeness_at_end_se"]
+    assert (low, high) == (best["closeness_at_end"] - error, best["closeness_at_end"] + error)
+    assert heading(html) == (
+        f"steady on LineTask, demonstrations from line.npz: the mean closeness at end is "
+        f"{number(best['closeness_at_end'])} over the 8 validation episodes that chose the checkpoint "
+        f"(95 % interval {number(low)} to {number(high)})."
+    )
+    assert "mean closeness at end of validation episodes" in html and 'aria-label="Success"' not in html
+    chart = re.search(r'aria-label="Closeness at end" data-hover="([^"]*)"(.*?)</svg>', html, re.DOTALL)
+    assert chart is not None and chart[2].count('class="band"') == 1
+    (line,) = json.loads(unescape(chart[1]))["lines"]
+    expected = [number(value) for value in (best["closeness_at_end"], low, high)]
+    assert line["text"][str(best["step"])] == f"{expected[0]} ({expected[1]} to {expected[2]})"
+    (scene,) = scenes(html)
+    assert scene["episodes"] is None and "LineTask has no scene" in scene["why"]
+    assert [panel["marks"][0]["kind"] for panel in scene["landscape"]["panels"]] == ["demonstrated"] * 4
+    seen = drawn(html, tmp_path / "node")
+    assert seen["problems"] == [] and seen["ready"] == "true" and all(seen["captions"])
+    assert seen["chain"] == {"shown": True, "button": False, "label": "after step 1 of 1"}
+
+
+def test_an_evaluation_in_a_users_task(line_run: Path, tmp_path: Path) -> None:
+    where = Path(shutil.copytree(line_run, tmp_path / "run"))
+    summary = evaluate(load(where / "best"), LineTask(), episodes=6, latency_calls=1, candidates=4).summary()
+    write_document(where / "evaluation.json", summary)
+    html = page(tmp_path, where)
+    mean, error = summary["closeness_at_end"], 1.96 * summary["closeness_at_end_se"]
+    spread = f"{number(mean - error)} to {number(mean + error)}"
+    assert heading(html).endswith(f"is {number(mean)} over 6 held-out episodes (95 % interval {spread}).")
+    table = words(html.split('<section id="settings">')[1])
+    assert "Run Episodes Closeness at end 95 % interval Return sum" in table and spread in table
+    assert "Also in evaluation.json: truncated by limit, info closeness, info closeness max." in table
+    # Of one episode there is no error, and no interval.
+    write_document(where / "evaluation.json", {"episodes": 1, "closeness_at_end": 0.5})
+    html = page(tmp_path, where)
+    assert heading(html).endswith("the mean closeness at end is 0.5 over 1 held-out episodes.")
+    assert "– / – ms" in words(html)
+
+
+def test_a_users_scene_with_success_beside_the_metric(tmp_path: Path) -> None:
+    job = small_job("steady", task=GradedTask(), data=line_data(tmp_path / "line.npz"), steps=10)
+    train(job, tmp_path / "run")
+    html = page(tmp_path, tmp_path / "run")
+    assert "of the 5 validation episodes that chose the checkpoint succeed" in heading(html)
+    titles = re.findall(r'class="chart" .*?aria-label="([^"]*)"', html)
+    assert titles[:3] == ["Success", "Closeness at end", "InfoNCE"]
+    (scene,) = scenes(html)
+    assert scene["episodes"]["caption"].endswith("the expert in 1. The hole is at 0.3.")
+    (panel,) = scene["landscape"]["panels"]
+    assert panel["title"] == "Only moment" and panel["marks"][0]["kind"] == "hole"
+    seen = drawn(html, tmp_path / "node", "", "buttons")
+    assert seen["problems"] == [] and "hole" in seen["keys"] and seen["small"] == 1 and seen["stage"] == 3
+    assert not seen["episode"]["button"]
+
+
+def test_a_scene_that_cannot_be_played_is_explained(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def fail(self: Any, actor: Any, episodes: int) -> None:
+        raise ValueError("the simulator is not installed")
+
+    monkeypatch.setattr(ParticleTask, "scene", fail)
+    (scene,) = scenes(page(tmp_path, run))
+    assert "could not play them (the simulator is not installed)" in scene["why"]
+    assert scene["landscape"]["panels"][0]["title"].startswith("Validation pair")
+    monkeypatch.setattr(ParticleTask, "scene", lambda self, actor, episodes: {"episodes": []})
+    (scene,) = scenes(page(tmp_path, run))
+    assert "lacks shown, steps, dim" in scene["why"]
+
+
+@pytest.mark.parametrize(("acting", "moves"), [(SecondBest(), False), (Search(Langevin("ibc", 2), 90), True)])
+def test_a_users_way_to_act(acting: Any, moves: bool, tmp_path: Path) -> None:
+    job = small_job("uniform", task=SHORT, steps=10)
+    train(replace(job, trial=replace(job.trial, acting=acting)), tmp_path / "run")
+    html = page(tmp_path, tmp_path / "run")
+    (scene,) = scenes(html)
+    data = scene["landscape"]
+    assert data["moves"] == moves and data["steps"] == ([0, 1, 2] if moves else [0])
+    if moves:
+        assert "80 of the 90 candidates of the search, in the very states" in data["caption"]
+        assert "(8 candidates per action)" in scene["episodes"]["caption"]
+    else:
+        assert "Dots: the 9 candidates of the search. The ringed one is chosen and" in data["caption"]
+        assert "per action" not in scene["episodes"]["caption"] and ">SecondBest<" in html
+        policy = load(tmp_path / "run" / "best")
+        obs = np.zeros(policy.obs_box.dim, np.float32)
+        assert isinstance(policy.acting, SecondBest) and frames_of(policy, obs).chosen >= 0
+    seen = drawn(html, tmp_path / "node")
+    assert seen["problems"] == [] and seen["chain"]["button"] == moves == seen["chain"]["shown"]
+    assert "chosen" in seen["keys"] and "mean energy" in seen["notes"][0]
+
+
+def test_settings_are_those_of_the_composition(run: Path, line_run: Path, tmp_path: Path) -> None:
+    html = page(tmp_path, line_run)
+    blocks = re.findall(r'<div class="block"><h3>(.*?)</h3>(.*?)</table>', html, re.DOTALL)
+    tables = {title: dict(re.findall(r"<th>(.*?)</th><td>(.*?)</td>", body)) for title, body in blocks}
+    titles = ["Run", "Task", "Energy", "Objective", "Penalties", "Optimiser", "Acting", "Inputs", "Made with"]
+    assert list(tables) == titles
+    assert tables["Task"] == {"task": "LineTask", "metric": "closeness_at_end"}
+    energy = tables["Energy"]
+    assert energy["energy"] == "Tilted" and energy["tilt"] == "MLP" and energy["tilt.hidden layers"] == "2"
+    assert tables["Objective"] == {"objective": "InfoNCE", "source": "Proposed", "count": "4"}
+    assert tables["Acting"]["sampler.schedule"] == "Constant" and "test_report" not in str(tables)
+    assert tables["Run"]["data"] == "line.npz" and tables["Run"]["steps"] == "20"
+    both = page(tmp_path, run, line_run)
+    differs = both.split("What differs")[1].split("What is the same")[0]
+    assert "<th>Energy: tilt</th><td>–</td><td>MLP</td>" in differs
+    assert "<th>Objective: source</th><td>ShortChains</td><td>Proposed</td>" in differs
+    assert "Objective: objective" not in differs  # both have InfoNCE
+
+
+# ---------------------------------------------------------------------------------------------- words for any metric
+
+
+def test_a_metric_that_fell(line_run: Path) -> None:
+    def spoil(row: dict[str, Any]) -> dict[str, Any]:
+        if row["kind"] == "evaluation":
+            row |= {"closeness_at_end": -120.0 if row["step"] == 10 else -1500.0, "closeness_at_end_se": 30.0}
+        return row
+
+    run = changed(Run.read(line_run), spoil)
+    assert run.best is not None and run.best["step"] == 10
+    assert run.cautions() == ["closeness at end fell from −120 at step 10 to −1,500 at step 20"]
+    wide = changed(run, lambda row: row | {"closeness_at_end_se": 900.0})
+    unknown = changed(run, lambda row: {k: v for k, v in row.items() if k != "closeness_at_end_se"})
+    assert wide.cautions() == unknown.cautions() == []
+    (group,) = grouped([unknown])
+    assert not len(learning_charts([group])[0].series[0].low)  # no errors, no band
+
+
+def test_settings_are_ranked_by_any_metric(run: Path, line_run: Path) -> None:
+    def at(value: float, error: float | None, **job: Any) -> Run:
+        first = Run.read(line_run)
+        found = {"closeness_at_end": value} | ({} if error is None else {"closeness_at_end_se": error})
+        return replace(first, job=replace(first.job, **job), evaluation={"episodes": 9, **found})
+
+    text = verdict(grouped([at(1.0, 0.1), at(2.0, 0.1, steps=30)]))
+    assert text == (
+        "Highest of 2 settings: steady on LineTask, demonstrations from line.npz: the mean closeness at end is 2 over "
+        "9 held-out episodes (95 % interval 1.8 to 2.2)."
+    )
+    assert "though not clearly" in verdict(grouped([at(1.0, 1.0), at(2.0, 1.0, steps=30)]))
+    assert "though not clearly" in verdict(grouped([at(1.0, None), at(2.0, None, steps=30)]))
+    (seeds,) = grouped([at(1.0, 0.1), at(2.0, 0.1, seed=1)])
+    assert seeds.result == "on average the mean closeness at end is 1.5 over 9 held-out episodes (seeds 1 to 2)"
+    assert "not all of them evaluated alike" in verdict(grouped([at(1.0, 0.1), Run.read(run)]))
+
+
+@pytest.mark.parametrize("value", [None, math.nan, "high", True])
+def test_a_metric_that_is_no_number_is_missing(value: Any, line_run: Path) -> None:
+    run = replace(Run.read(line_run), evaluation={"episodes": 9, "success": value, "closeness_at_end": value})
+    (group,) = grouped([run])
+    assert group.standing.kind == "validation"
+
+
+def test_a_bound_of_nothing_says_so(copied: Path, tmp_path: Path) -> None:
+    first = Run.read(copied)
+
+    def at(bound: float, **job: Any) -> Run:
+        found = changed(first, lambda row: row | ({"mi_bound": bound} if "mi_bound" in row else {}))
+        return replace(found, job=replace(first.job, **job))
+
+    nothing = "The bound is 0 at the end: there it says nothing. A bound below 0 is logged as 0; "
+    (said,) = information_words(grouped([at(0.0)]))
+    assert said.startswith(nothing)
+    assert information_words(grouped([at(-0.3)])) == [said]  # as the first versions logged it
+    assert information_words(grouped([at(5.5)]))[0].startswith("The value is at its ceiling: ")
+    assert information_words(grouped([at(2.0)]))[0].startswith("The ceiling is not reached")
+    silent, full = information_words(grouped([at(0.0), at(5.5, steps=30)]))
+    assert silent.startswith("The bound is 0 at the end for ibc (steps 20)") and "ceiling: ibc (steps 30)" in full
+    rewrite_metrics(copied, lambda row: row | ({"mi_bound": 0.0} if "mi_bound" in row else {}))
+    assert nothing in words(page(tmp_path, copied))
+
+
+def test_a_guess_says_so_in_words(line_run: Path, run: Path, tmp_path: Path) -> None:
+    generator = np.random.default_rng()
+
+    def logged(first: Run, guess: float, size: float) -> Run:
+        rows = [
+            {
+                "step": k,
+                "kind": "train",
+                "info_nce": guess + size * generator.normal(),
+                "proposal_loss": 1.0,
+                "loss": 1.0,
+            }
+            for k in range(1, 41)
+        ]
+        return replace(first, metrics=rows)
+
+    steady, ibc = Run.read(line_run), Run.read(run)
+    guess = math.log(5)
+    # A hundredth of a guess, 0.016, is 25 standard errors of the mean of the last 10 rows: no false alarm.
+    assert guesses(grouped([logged(steady, guess, 0.002)])) == [
+        "InfoNCE ends at the value of a guess, 1.61: the energy tells nothing beyond its proposal."
+    ]
+    assert guesses(grouped([logged(steady, guess - 0.3, 0.01)])) == []
+    assert guesses(grouped([replace(steady, metrics=[])])) == []
+    without = changed(logged(ibc, math.log(9), 0.002), lambda row: {k: v for k, v in row.items() if "pro" not in k})
+    both = guesses(grouped([logged(steady, guess, 0.002), without]))
+    assert (
+        both[1]
+        == "ibc: InfoNCE ends at the value of a guess, 2.20: the energy does not tell the data from its negatives."
+    )
+
+    where = Path(shutil.copytree(line_run, tmp_path / "run"))
+    rows = [*logged(steady, guess, 0.002).metrics, *(row for row in load_metrics(where) if row["kind"] != "train")]
+    (where / "metrics.jsonl").write_text("".join(map(row_line, rows)))
+    assert "the energy tells nothing beyond its proposal." in words(page(tmp_path, where))
 
 
 # ---------------------------------------------------------------------------------------------- true pictures
 
 
-def test_frames_are_the_states_behind_the_action(run: Path) -> None:
-    policy = load(run / "best")
+@pytest.mark.parametrize(
+    "acting",
+    [
+        Search(Langevin("ibc", 10, noise=0.1), 64),
+        Search(Langevin("ibc", 3, noise=0.1), 64, keep=8),
+        Search(Langevin("correct", 5), 16, "draw", 4),
+        Search(MALA(steps=100), 8),
+        SecondBest(),
+        Boastful(),
+    ],
+    ids=["minimum", "keep", "draw", "long", "second-best", "boastful"],
+)
+def test_frames_are_the_states_behind_the_action(acting: Any, run: Path) -> None:
+    policy = replace(load(run / "best"), acting=acting)
     obs = torch.rand(1, policy.obs_box.dim)
-    context = policy.energy.encode(policy.obs_box.normalise(obs))
-    frames, steps = chain(policy, context)
-    assert steps == list(range(11)) and all(frame.shape == (1, 64, 2) for frame in frames)
-    winner = policy.energy.energies(context, frames[-1]).argmin()
-    chosen = policy.act_box.denormalise(frames[-1][0, winner]).clamp(*policy.limits)
+    search = frames_of(policy, obs)
+    chosen = policy.act_box.denormalise(search.action).clamp(*policy.limits)
     torch.testing.assert_close(chosen, policy.act(obs)[0], rtol=0, atol=0)
+    found = acting.search(policy.problem(obs))
+    assert search.chosen == int(found.chosen[0])
+    torch.testing.assert_close(search.states[-1], found.actions[0], rtol=0, atol=0)
+    if isinstance(acting, Search):  # every frame is a state of the search
+        passed = dict(acting.states(policy.problem(obs)))
+        assert search.steps[0] == 0 and search.steps[-1] == acting.sampler.steps
+        for step, state in zip(search.steps[:-1], search.states[:-1], strict=False):
+            torch.testing.assert_close(state, passed[step][0], rtol=0, atol=0)
+    else:
+        assert search.steps == [0]
+
+
+def test_the_lowest_is_chosen_by_default(run: Path) -> None:
+    policy = load(run / "best")
+    search = frames_of(policy, torch.rand(1, policy.obs_box.dim))
+    assert search.steps == list(range(11)) and all(state.shape == (64, 2) for state in search.states)
+    assert search.chosen == int(search.problem.energies(search.states[-1][None]).argmin())
 
 
 def test_long_chains_show_some_frames(run: Path) -> None:
-    policy = load(run / "best")
-    assert isinstance(policy, ImplicitPolicy)
-    long = replace(policy, sampler=MALA(steps=100), candidates=8)
-    frames, steps = chain(long, long.energy.encode(torch.zeros(1, policy.obs_box.dim)))
-    assert steps[0] == 0 and steps[-1] == 100 and len(frames) == len(steps) == 26
+    policy = replace(load(run / "best"), acting=Search(MALA(steps=100), 8))
+    search = frames_of(policy, torch.zeros(1, policy.obs_box.dim))
+    assert search.steps[0] == 0 and search.steps[-1] == 100 and len(search.states) == len(search.steps) == 26
 
 
 def test_outcomes_on_the_page_are_those_of_the_paths(html: str) -> None:
@@ -362,7 +800,36 @@ def test_gaps_interrupt_a_curve() -> None:
     assert "Nothing was logged" in Chart("x", [Series("loss", [1], [nan])]).__html__()
 
 
+def test_bands_stop_where_nothing_is_known() -> None:
+    nan = float("nan")
+    html = Chart("x", [Series("y", [1, 2, 3], [1.0, 2.0, 3.0], low=[0.0, nan, 2.0], high=[2.0, nan, 4.0])]).__html__()
+    band = re.search(r'class="band" .*? d="([^"]*)"', html)
+    assert band is not None and band[1].count("M") == 2 and "nan" not in html
+
+
 # ---------------------------------------------------------------------------------------------- in a browser
+
+
+def test_light_and_dark_have_the_same_colours(html: str) -> None:
+    light, dark = re.findall(r":root \{(.*?)\}", html, re.DOTALL)
+    names = [set(re.findall(r"(--[a-z]+):", block)) for block in (light, dark)]
+    assert names[0] == names[1] and "@media screen and (prefers-color-scheme: dark)" in html
+    assert set(re.findall(r"var\((--[a-z]+)\)", html)) <= names[0]
+
+
+def test_script_draws_the_numbers(html: str, tmp_path: Path) -> None:
+    seen = drawn(html, tmp_path, "#frame=3&time=20")
+    assert seen["problems"] == [] and seen["ready"] == "true"
+    assert (seen["charts"], seen["panels"], seen["images"], seen["small"], seen["stage"]) == (8, 4, 4, 12, 3)
+    assert seen["chain"] == {"shown": True, "button": True, "label": "after step 3 of 10"}
+    assert seen["episode"]["label"] == "control step 20 of 50"
+    (scene,) = scenes(html)
+    for panel, dots in zip(scene["landscape"]["panels"], seen["dots"], strict=True):
+        ring, core, places = dots[-2], dots[-1], panel["dots"][3]
+        assert ring == core == places[0] and dots[:-2] == places[1:]
+    assert drawn(html, tmp_path, "", "buttons")["problems"] == []
+    # And a number that is none would be seen.
+    assert drawn(html.replace('"radius": 0.05', '"radius": "x"'), tmp_path)["problems"]
 
 
 def browse(url: str, profile: Path) -> tuple[str, str]:

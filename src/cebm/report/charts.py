@@ -17,17 +17,13 @@ from markupsafe import Markup, escape
 Value = float | int
 Place = Callable[[Value], Value]
 
-# Okabe & Ito (2008), told apart by every kind of colour vision; their yellow is too faint for a line on white.
+# Variables of the page, which has a light and a dark set. Okabe & Ito (2008): told apart by every kind of colour
+# vision; their yellow is too faint for a line on white, and their black is the ink.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#1B1F24",
+    *("var(--blue)", "var(--vermillion)", "var(--green)", "var(--purple)", "var(--orange)", "var(--sky)"),
+    "var(--ink)",
 )
-GREY = "#6B7580"
+GREY = "var(--grey)"
 DASHED, DOTTED = "6 4", "2 3"
 
 # Viridis, every 32nd of its 256 colours (van der Walt & Smith 2015); dark is low.
@@ -157,7 +153,7 @@ class Chart:
         ).format(self.title, Markup("").join(map(_legend_entry, keys)), picture, self.note.replace(" %", "\u00a0%"))
 
     def _svg(self, drawn: list[Series]) -> Markup:
-        values = [v for each in drawn for v in _finite([*each.y, *each.low, *each.high])]
+        values = _finite([v for each in drawn for v in (*each.y, *each.low, *each.high)])
         low, high = min(values), max(values)
         logarithmic = self.scale == "auto" and low > 0 and high / low > 30
         if logarithmic:
@@ -232,7 +228,7 @@ class Chart:
 
     def _hover(self, series: Series, index: int) -> str:
         text = self._value(series.y[index])
-        if len(series.low):
+        if len(series.low) and _finite([series.low[index]]):
             text += f" ({self._value(series.low[index])} to {self._value(series.high[index])})"
         return text
 
@@ -280,11 +276,11 @@ def _log_ticks(low: Value, high: Value) -> list[tuple[Value, str]]:
     return [(place, number(value)) for place, value in places if low <= place <= high]
 
 
-def _runs(series: Series) -> list[list[int]]:
-    """Stretches of points that are finite; a gap interrupts the curve."""
+def _runs(*columns: Sequence[Value]) -> list[list[int]]:
+    """Stretches of points at which all columns are finite; a gap interrupts the curve."""
     result: list[list[int]] = [[]]
-    for i, y in enumerate(series.y):
-        if math.isfinite(y):
+    for i, values in enumerate(zip(*columns, strict=True)):
+        if all(map(math.isfinite, values)):
             result[-1].append(i)
         elif result[-1]:
             result.append([])
@@ -293,11 +289,11 @@ def _runs(series: Series) -> list[list[int]]:
 
 def _curve(series: Series, px: Place, py: Place) -> str:
     path = "".join(
-        "M" + "L".join(f"{px(series.x[i]):.1f} {py(series.y[i]):.1f}" for i in stretch) for stretch in _runs(series)
+        "M" + "L".join(f"{px(series.x[i]):.1f} {py(series.y[i]):.1f}" for i in stretch) for stretch in _runs(series.y)
     )
     dash = f' stroke-dasharray="{series.dash}"' if series.dash else ""
     line = f'<path class="curve" stroke="{series.colour}"{dash} d="{path}"/>'
-    points = [i for stretch in _runs(series) for i in stretch]
+    points = [i for stretch in _runs(series.y) for i in stretch]
     if len(points) > 14 or series.dash == DOTTED:
         return line
     return line + "".join(
@@ -308,7 +304,7 @@ def _curve(series: Series, px: Place, py: Place) -> str:
 
 def _band(series: Series, px: Place, py: Place) -> str:
     parts = []
-    for stretch in _runs(series):
+    for stretch in _runs(series.y, series.low, series.high):
         upper = [f"{px(series.x[i]):.1f} {py(series.high[i]):.1f}" for i in stretch]
         lower = [f"{px(series.x[i]):.1f} {py(series.low[i]):.1f}" for i in reversed(stretch)]
         parts.append("M" + "L".join(upper + lower) + "Z")

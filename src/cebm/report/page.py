@@ -9,17 +9,19 @@ import jinja2
 import numpy as np
 
 from cebm import __version__
-from cebm.policy import Policy, load
-from cebm.report import records
+from cebm.policy import load
+from cebm.report import records, tables
 from cebm.report.charts import BLACK, BLUE, DASHED, DOTTED, GREEN, GREY, SKY, VERMILLION, Chart, Series, number, png_uri
-from cebm.report.records import Group, Run, grouped
-from cebm.report.scenes import DOTS, episodes_of, landscape, moments_of_data, moments_of_flight
+from cebm.report.records import SUCCESS, Group, Run, grouped, in_words, interval_of, value_of
+from cebm.report.scenes import DOTS, episodes_of, landscape, moments_of_data, moments_of_scene
 from cebm.storage import write_atomically
 
 WIDE = (556, 270)
 """Size of a chart of which two fill a row."""
 MOST_SCENES = 6
 """Settings whose policy is loaded and drawn; the others appear in curves and tables only."""
+MOST_COLUMNS = 4
+"""Columns of an evaluation to show beside success and the task's metric; the others are named."""
 
 
 def write_report(runs: list[Path], out: Path) -> Path:
@@ -35,7 +37,6 @@ def write_report(runs: list[Path], out: Path) -> Path:
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
     environment.filters["bound"] = lambda text: text.replace(" %", "\u00a0%")  # a line never begins with the sign
-    environment.filters["percent"] = records.percent
     text = environment.get_template("template.html").render(**context(groups))
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,38 +55,41 @@ def context(groups: list[Group]) -> dict[str, Any]:
         "cautions": [text for group in groups for text in group.cautions()],
         "tiles": tiles(groups[0]) if len(groups) == 1 else [],
         "seeds": any(len(group.runs) > 1 for group in groups),
+        "remarks": guesses(groups),
         "learning": learning_charts(groups),
         "energies": energy_charts(groups),
-        "tilted": any(group.first.job.trial.network.kind == "tilted" for group in groups),
+        "proposes": any(group.proposes for group in groups),
         "information": information_charts(groups),
-        "saturated": [group.label for group in groups if saturated(group)],
+        "information_words": information_words(groups),
         "scenes": scenes,
         "undrawn": [group.label for group in groups[MOST_SCENES:]],
         "colour_bar": colour_bar(),
-        "evaluations": [(group, run) for group in groups for run in group.runs if run.evaluation is not None],
+        "evaluations": evaluations(groups),
         "unevaluated": [run.path.name for group in groups for run in group.runs if run.evaluation is None],
-        "different": records.settings(groups, differing=True),
-        "settings": records.settings(groups, differing=False),
+        "different": tables.settings(groups, differing=True),
+        "settings": tables.settings(groups, differing=False),
     }
 
 
 def tiles(group: Group) -> list[tuple[str, str]]:
     """The few numbers to read first, of one setting: value and what it is."""
-    kind, score = group.standing
-    first = group.first
+    standing, first = group.standing, group.first
     result = []
-    if kind in ("held-out", "validation"):
-        result.append((f"{records.percent(score)} %", f"{kind} episodes that succeed"))
-    if kind != "none":
+    if standing.kind in ("held-out", "validation"):
+        value = records.amount(standing.metric, standing.score)
+        of_mean = f"mean {in_words(standing.metric)} of {standing.kind} episodes"
+        result.append((value, f"{standing.kind} episodes that succeed" if standing.metric == SUCCESS else of_mean))
+    if standing.kind != "none":
         errors = [run.best["validation_action_error"] for run in group.runs if run.best is not None]
-        result.append((number(sum(errors) / len(errors)), "action error on validation pairs"))
+        if errors:
+            result.append((number(sum(errors) / len(errors)), "action error on validation pairs"))
     if first.best is not None and len(group.runs) == 1:
         result.append((f"{first.best['step']:,}", f"best step of {first.job.steps:,}"))
     if first.metrics:
-        seconds = sum(run.metrics[-1]["seconds"] for run in group.runs if run.metrics) / len(group.runs)
+        seconds = sum(run.seconds for run in group.runs) / len(group.runs)
         result.append((duration(seconds), "training time" + (" per seed" if len(group.runs) > 1 else "")))
-    if first.evaluation is not None and math.isfinite(first.evaluation.get("action_ms_p50", math.nan)):
-        result.append((f"{number(first.evaluation['action_ms_p50'])} ms", "median time for an action"))
+    if (latency := value_of(first.evaluation, "action_ms_p50")) is not None:
+        result.append((f"{number(latency)} ms", "median time for an action"))
     return result
 
 
@@ -99,37 +103,25 @@ def duration(seconds: float) -> str:
 
 
 def learning_charts(groups: list[Group]) -> list[Chart]:
-    """Success, loss and action error over training."""
-    charts = []
-    scored = [group for group in groups if group.has("evaluation", "success")]
-    if scored:
-        episodes = " or ".join(sorted({str(group.first.job.evaluation_episodes) for group in scored}))
-        seeds = sorted({len(group.runs) > 1 for group in scored})
-        bands = [("95 % interval", "of several seeds, lowest to highest")[several] for several in seeds]
-        charts.append(
-            Chart(
-                "Success",
-                [group.series("evaluation", "success") for group in scored],
-                f"Share of {episodes} validation episodes that succeed. Band: {'; '.join(bands)}.",
-                limits=(0.0, 1.0),
-                percent=True,
-            )
-        )
+    """How good the policy is, loss and action error over training."""
+    measures = dict.fromkeys(name for group in groups for name in group.first.measures)
+    charts = [chart for name in measures if (chart := measure_chart(groups, name)).series]
     contrastive = [group for group in groups if group.has("train", "info_nce")]
     if contrastive:
-        counts = sorted({group.first.job.trial.negative_count for group in contrastive})
+        counts = sorted({group.count for group in contrastive if group.count is not None})
         against = " or ".join(map(str, counts))
         guess = " or ".join(f"{math.log(n + 1):.2f}" for n in counts)
+        note = f"Loss of telling the data from {against} negatives, nats; guessing gives {guess}."
         charts.append(
             Chart(
                 "InfoNCE",
                 [group.series("train", "info_nce") for group in contrastive],
-                f"Loss of telling the data from {against} negatives, nats; guessing gives {guess}.",
+                note if counts else "Loss of telling the data from negatives, nats.",
             )
         )
     others = [group for group in groups if not _loss_is_info_nce(group)]
     if others:
-        names = sorted({group.first.job.trial.objective for group in others})
+        names = sorted({type(group.first.job.trial.objective).__name__ for group in others})
         charts.append(
             Chart(
                 "Training loss",
@@ -153,14 +145,47 @@ def learning_charts(groups: list[Group]) -> list[Chart]:
     return [replace(chart, size=size) for chart in charts]
 
 
+def measure_chart(groups: list[Group], name: str) -> Chart:
+    """A metric of the episodes that choose the checkpoint: a rate of success, or the mean of any other column."""
+    scored = [group for group in groups if name in group.first.measures and group.has("evaluation", name)]
+    curves = [group.series("evaluation", name) for group in scored]
+    episodes = " or ".join(sorted({str(group.first.job.evaluation_episodes) for group in scored}))
+    several = sorted({len(group.runs) > 1 for group, curve in zip(scored, curves, strict=True) if len(curve.low)})
+    bands = "; ".join(("95 % interval", "of several seeds, lowest to highest")[each] for each in several)
+    band = f" Band: {bands}." if bands else ""
+    if name == SUCCESS:
+        note = f"Share of {episodes} validation episodes that succeed.{band}"
+        return Chart("Success", curves, note, limits=(0.0, 1.0), percent=True)
+    title = in_words(name)
+    note = f"Mean of {episodes} validation episodes; more is better, and it chooses the checkpoint.{band}"
+    return Chart(title[:1].upper() + title[1:], curves, note)
+
+
+def guesses(groups: list[Group]) -> list[str]:
+    """What it means where InfoNCE ended at the value of a guess; one sentence per setting."""
+    result = []
+    for group in groups:
+        guess = group.at_a_guess()
+        if guess is None:
+            continue
+        whose = "" if len(groups) == 1 else f"{group.label}: "
+        meaning = (
+            "the energy tells nothing beyond its proposal"
+            if group.proposes
+            else "the energy does not tell the data from its negatives"
+        )
+        result.append(f"{whose}InfoNCE ends at the value of a guess, {guess:.2f}: {meaning}.")
+    return result
+
+
 def _loss_is_info_nce(group: Group) -> bool:
     return list(group.series("train", "loss").y) == list(group.series("train", "info_nce").y)
 
 
 def energy_charts(groups: list[Group]) -> list[Chart]:
     """Energies of data and negatives, their gap, gradients and clipping."""
-    explicit = all(group.first.job.trial.network.explicit for group in groups)
-    remark = "An explicit policy needs no negatives." if explicit else "For the density only differences count."
+    alone = all(not hasattr(group.first.job.trial.objective, "source") for group in groups)
+    remark = "The objective needs no negatives." if alone else "For the density only differences count."
     pairs = [("positive_energy", "data", BLUE, ""), ("negative_energy", "negatives", VERMILLION, DASHED)]
     norms = [
         ("parameter_gradient_norm", "parameters", BLACK, ""),
@@ -207,7 +232,7 @@ def information_charts(groups: list[Group]) -> list[Chart]:
     if not bounds:
         return []
     rows = [row for group in groups for run in group.runs for row in run.rows]
-    ceilings = sorted({row["mi_ceiling"] for row in rows if "mi_ceiling" in row})
+    ceilings = sorted({ceiling for row in rows if (ceiling := value_of(row, "mi_ceiling")) is not None})
     last = max(step for bound in bounds for step in bound.x)
     levels = [Series(f"ceiling {value:.2f}", [0, last], [value, value], GREY, DOTTED) for value in ceilings]
     if len(groups) == 1:
@@ -215,10 +240,72 @@ def information_charts(groups: list[Group]) -> list[Chart]:
     return [Chart("Mutual information, nats", [*bounds, *levels], limits=(0.0, None), size=WIDE)]
 
 
+def information_words(groups: list[Group]) -> list[str]:
+    """How to read the bound: it says nothing at 0, and little at its ceiling."""
+    single = len(groups) == 1
+    silent = [group.label for group in groups if any(bound <= 0 for bound in _last_bounds(group))]
+    full = [group.label for group in groups if saturated(group)]
+    words = []
+    if silent:
+        begin = "The bound is 0 at the end" if single else f"The bound is 0 at the end for {', '.join(silent)}"
+        words.append(f"{begin}: there it says nothing. A bound below 0 is logged as 0; the information may be more.")
+    if full:
+        begin = "The value is at its ceiling" if single else f"At the ceiling: {', '.join(full)}"
+        words.append(f"{begin}: there it says more about M than about the data.")
+    if not silent and not full:
+        words.append("The ceiling is not reached, so the value is a property of the energy and the data.")
+    return words
+
+
+def _last_bounds(group: Group) -> list[float]:
+    """The bound of the last evaluation of each run that has one."""
+    bounds = [[b for row in run.rows if (b := value_of(row, "mi_bound")) is not None] for run in group.runs]
+    return [each[-1] for each in bounds if each]
+
+
 def saturated(group: Group) -> bool:
     """Within log 2 of the ceiling at its best (see `information.info_nce_bound`)."""
-    rows = [row for run in group.runs for row in run.rows if "mi_bound" in row]
-    return any(row["mi_ceiling"] - row["mi_bound"] < min(math.log(2), row["mi_ceiling"] / 2) for row in rows)
+    for row in [row for run in group.runs for row in run.rows]:
+        bound, ceiling = value_of(row, "mi_bound"), value_of(row, "mi_ceiling")
+        if bound is not None and ceiling is not None and ceiling - bound < min(math.log(2), ceiling / 2):
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------------------------------- the table of tests
+
+
+def evaluations(groups: list[Group]) -> dict[str, Any] | None:
+    """What `cebm eval` found: headings, a row per run, and the names of columns that are left out; None where no run
+    was evaluated."""
+    tested = [(group, run, run.evaluation) for group in groups for run in group.runs if run.evaluation is not None]
+    if not tested:
+        return None
+    about = {"episodes", "seed", "successes", "length", "seconds", "action_ms_p50", "action_ms_p99"}
+    about |= {"success_low", "success_high"}
+    found = list(dict.fromkeys(name for _, _, row in tested for name in row if value_of(row, name) is not None))
+    columns = [name for name in found if name not in about and not name.endswith("_se")]
+    first = [name for name in dict.fromkeys(n for _, run, _ in tested for n in run.measures) if name in columns]
+    rest = [name for name in columns if name not in first]
+    shown = first + rest[:MOST_COLUMNS]
+    rows = []
+    for group, run, row in tested:
+        cells = [number(row["episodes"])]
+        for name in shown:
+            value, ends = value_of(row, name), interval_of(row, name) if name in first else None
+            cells.append("–" if value is None else records.amount(name, value))
+            if name in first:
+                cells.append("–" if ends is None else records.span(name, ends))
+        times = [number(value_of(row, f"action_ms_{which}")) for which in ("p50", "p99")]
+        seed = value_of(row, "seed")
+        cells += [f"{' / '.join(times)} ms", "–" if seed is None else str(int(seed))]
+        rows.append({"colour": group.colour, "run": run.path.name, "cells": cells})
+    headings = ["Episodes"]
+    for name in shown:
+        text = in_words(name)
+        headings += [text[:1].upper() + text[1:], *(["95 % interval"] if name in first else [])]
+    left_out = [in_words(name) for name in rest[MOST_COLUMNS:]]
+    return {"headings": [*headings, "Action time p50 / p99", "Seed"], "rows": rows, "left_out": left_out}
 
 
 # ---------------------------------------------------------------------------------------------- the pictures
@@ -232,18 +319,26 @@ def scene(group: Group) -> dict[str, Any]:
     if not (run.path / "best").exists():
         result["why"] = f"{run.path.name} holds no policy yet: the first evaluation keeps one."
         return result
-    policy: Policy = load(run.path / "best")
+    policy = load(run.path / "best")
+    moments, where = [], ""
     if run.task is None:
         result["why"] = "There are no roll-outs: the run had demonstrations alone, no task to act in."
-        result["landscape"] = landscape(policy, moments_of_data(policy, run.job))
-        result["landscape"]["caption"] = landscape_caption(result["landscape"], "four validation pairs")
-        return result
-    result["episodes"], flight = episodes_of(policy, run.task, run.job.evaluation_candidates)
-    moments = moments_of_flight(policy, run.task, flight, result["episodes"]["shown"])
+    else:
+        try:
+            result["episodes"] = episodes_of(policy, run.task, run.job.evaluation_candidates)
+            result["why"] = f"There is no picture of the roll-outs: {run.task.name} has no scene to draw."
+        except (ImportError, OSError, ValueError) as error:  # an environment that is not installed here, for one
+            result["why"] = f"There is no picture of the roll-outs: {run.task.name} could not play them ({error})."
+    if result["episodes"] is not None:
+        moments = moments_of_scene(policy, result["episodes"])
+        where = f"moments of held-out episode {result['episodes']['shown']}"
+        result["episodes"] = {key: value for key, value in result["episodes"].items() if key != "moments"}
+        result["episodes"]["caption"] = episodes_caption(result["episodes"])
+    if not moments:
+        moments = moments_of_data(policy, run)
+        where = "one observation" if len(moments) == 1 else f"{len(moments)} validation pairs"
     result["landscape"] = landscape(policy, moments)
-    where = f"moments of held-out episode {result['episodes']['shown']}"
     result["landscape"]["caption"] = landscape_caption(result["landscape"], where)
-    result["episodes"]["caption"] = episodes_caption(result["episodes"])
     return result
 
 
@@ -251,14 +346,16 @@ def landscape_caption(data: dict[str, Any], where: str) -> str:
     """What to see in it."""
     over = "the action" if data["flat"] else "the action plane (dark: low, likely)"
     text = f"Energy over {over} for {where}, best checkpoint. "
-    if data["moves"]:
-        shown = min(DOTS, data["candidates"])
-        text += (
-            f"Dots: {shown} of the {data['candidates']} candidates of the search, in the very states it passes "
-            f"through when the policy acts. The ringed one {data['choice']} and becomes the action."
-        )
-    else:
+    count, shown = data["candidates"], min(DOTS, data["candidates"])
+    if data["explicit"]:
         text += "The policy is explicit: it computes its action (ring), nothing is searched."
+    elif count == 1 and not data["moves"]:
+        text += "The way to act has one candidate, which becomes the action (ring)."
+    else:
+        some = f"{shown} of the {count}" if shown < count else f"the {count}"
+        text += f"Dots: {some} candidates of the search"
+        text += ", in the very states it passes through when the policy acts. " if data["moves"] else ". "
+        text += f"The ringed one {'ends lowest' if data['lowest'] else 'is chosen'} and becomes the action."
     if data["act_dim"] > 2:
         text += (
             f" Of the {data['act_dim']} dimensions the first two are shown: a slice through the chosen action. "
@@ -268,18 +365,12 @@ def landscape_caption(data: dict[str, Any], where: str) -> str:
 
 
 def episodes_caption(data: dict[str, Any]) -> str:
-    """What to see in it."""
+    """What to see in it: the count, and the task's own words."""
     effort = f" ({data['candidates']} candidates per action)" if data["candidates"] else ""
-    text = (
+    return (
         f"The best checkpoint succeeds in {data['successes']} of the first {len(data['episodes'])} held-out "
-        f"episodes{effort}, the expert in {data['expert_successes']}. Success: within {data['radius']:g} of goal 1, "
-        "then of goal 2, and there at the end. The cross is the set-point that pulls the particle."
+        f"episodes{effort}, the expert in {data['expert_successes']}. {data['note']}"
     )
-    if data["dim"] == 1:
-        text += " Across: time. Up: the one dimension."
-    elif data["dim"] > 2:
-        text += f" Paths show the first two of {data['dim']} dimensions; distances count all, so judge by them."
-    return text
 
 
 def colour_bar() -> str:

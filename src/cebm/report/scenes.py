@@ -1,5 +1,5 @@
-"""Pictures of a policy at work, as numbers for the page to draw: its energy over the actions with the candidates
-moving on it, and its episodes beside the expert's."""
+"""Pictures of a policy at work, as numbers for the page to draw: its energy over the actions with the candidates that
+its search goes through, and the episodes that its task shows."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.envs.particle import BatchedParticle, ParticleExpert, ParticleTask
-from cebm.evaluation import TEST_SEED
-from cebm.policy import ImplicitPolicy, Policy, Runner
-from cebm.report.charts import heat_map, number, tick_labels, ticks
-from cebm.training import Job, demonstrations_of
+from cebm.acting import Problem
+from cebm.policy import EnergyPolicy, Runner
+from cebm.report.charts import Value, heat_map, number, tick_labels, ticks
+from cebm.report.records import Run
+from cebm.tasks import TEST_SEED, Task
 
 UNIT = 1000
 """Panels are squares of this many units."""
 GRID, DOTS, FRAMES = 96, 80, 26
+"""Points along a side of a landscape, candidates and frames that are drawn of a search, at most."""
+EPISODES = 12
+"""Episodes that a task is asked to show."""
+EFFORT = 666
+"""Candidates times steps of the search per action in these episodes, about: they have to end in seconds."""
+SCENE_KEYS = ("episodes", "shown", "steps", "dim", "radius", "successes", "expert_successes", "note", "moments")
+"""What `Task.scene` gives."""
 
 
 @dataclass(frozen=True)
@@ -29,99 +36,138 @@ class Moment:
     title: str
     obs: Float[np.ndarray, " window"]
     """As the policy takes it, history included."""
-    marks: Sequence[tuple[str, Sequence[float], float]] = ()
+    marks: Sequence[tuple[str, Sequence[Value], Value]] = ()
     """Kind, place and radius of what to mark, in action units."""
+
+
+# ---------------------------------------------------------------------------------------------- the search
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The search behind one call of `policy.act`."""
+
+    problem: Problem
+    """What the search was given."""
+    states: list[Float[Tensor, "candidates act"]]
+    """Candidates, normalised; the last are those that may be chosen, within the limits."""
+    steps: list[int]
+    """The steps of the search after which they stood there; 0: before the first."""
+    chosen: int
+    """The candidate that acts."""
+
+    @property
+    def action(self) -> Float[Tensor, " act"]:
+        """The chosen action, normalised."""
+        return self.states[-1][self.chosen]
+
+
+@torch.no_grad()
+def frames_of(policy: EnergyPolicy, obs: Any) -> Frames:
+    """The search that `policy.act(obs)` does for one observation, by default and without a generator: the start and the
+    state after each step (of a long search, some) where the way to act can show them, otherwise its end alone."""
+    problem = policy.problem(obs)
+    found = policy.acting.search(problem)
+    end, chosen = found.actions[0], int(found.chosen[0])
+    passed: list[tuple[int, Tensor]] = []
+    if hasattr(policy.acting, "states"):
+        # A fresh problem has the same random numbers, so the same search.
+        passed = [(step, actions[0]) for step, actions in policy.acting.states(policy.problem(obs))]
+    alike = passed and all(actions.shape == end.shape for _, actions in passed)
+    if not alike or not torch.equal(problem.clip(passed[-1][1][None])[0], end):  # only true states are shown
+        return Frames(problem, [end], [0], chosen)
+    rows = np.unique(np.linspace(0, len(passed) - 1, min(FRAMES, len(passed))).round().astype(int)).tolist()
+    states = [*(passed[row][1] for row in rows[:-1]), end]
+    return Frames(problem, states, [passed[row][0] for row in rows], chosen)
 
 
 # ---------------------------------------------------------------------------------------------- the landscape
 
 
-def landscape(policy: Policy, moments: Sequence[Moment]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Panel:
+    """One moment, before all panels get a common scale."""
+
+    search: Frames
+    surface: Float[np.ndarray, "rows columns"]
+    """Energies from the lowest on; infinite where there is none."""
+    energies: Float[np.ndarray, "frames candidates"]
+    """Those of the candidates, from the same lowest on."""
+
+    @property
+    def ends_lowest(self) -> bool:
+        """Whether the chosen candidate has the lowest energy at the end."""
+        return bool(self.energies[-1, self.search.chosen] <= self.energies[-1].min())
+
+
+def landscape(policy: EnergyPolicy, moments: Sequence[Moment]) -> dict[str, Any]:
     """A panel per moment. Energies are counted from each panel's lowest: what an observation adds to all actions
     alike says nothing about them."""
-    flat = policy.act_box.dim == 1
-    panels: list[dict[str, Any]] = []
-    drawn = []
-    for moment in moments:
-        with torch.no_grad():
-            obs = torch.as_tensor(moment.obs)[None].to(policy.obs_box.centre)
-            context = policy.energy.encode(policy.obs_box.normalise(obs))
-            frames, steps = chain(policy, context)
-            energies = torch.stack([policy.energy.energies(context, frame)[0] for frame in frames])
-            draws = isinstance(policy, ImplicitPolicy) and policy.choice == "draw"
-            winner = 0 if draws else int(energies[-1].argmin())
-            chosen = frames[-1][0, winner]
-            surface, lowest = _surface(policy, context, chosen)
-        shown = [winner, *[i for i in range(energies.shape[1]) if i != winner][: DOTS - 1]]
-        states = torch.stack(frames)[:, 0, shown]
-        drawn.append((surface, states.cpu().double().numpy(), (energies[:, shown] - lowest).cpu().double().numpy()))
-        panels.append(
-            {
-                "title": moment.title,
-                "marks": [_mark(policy, *mark) for mark in moment.marks],
-                "mean": [number(max(0.0, float(each.mean() - lowest))) for each in energies],
-                "chosen": [number(value) for value in _units(policy, chosen)],
-            }
-        )
+    drawn = [_panel(policy, moment) for moment in moments]
     # One scale for all panels. The corners may tower over the rest: the top hundredth shares the brightest colour.
-    high = max(float(np.quantile(surface, 0.99)) for surface, _, _ in drawn) or 1.0
-    for panel, (surface, places, heights) in zip(panels, drawn, strict=True):
-        across = _place(places[..., 0], policy)
-        if flat:
-            panel["curve"] = _curve(surface[0], high)
-            up = UNIT - _height(heights, high)
-        else:
-            panel["image"] = heat_map(surface, 0.0, high)
-            up = UNIT - _place(places[..., 1], policy)
-        panel["dots"] = np.stack([across, up], -1).round().astype(int).tolist()
-    box = policy.act_box
-    low, top = ((box.centre + sign * box.limit * box.scale).tolist() for sign in (-1, 1))
-    axes = []
-    for d in range(1 if flat else 2):
-        values = ticks(low[d], top[d], 4)
-        axes.append([[_at(v, low[d], top[d]), text] for v, text in zip(values, tick_labels(values), strict=True)])
-    levels = ticks(0, high, 5)
-    if flat:
-        texts = tick_labels(levels)
-        axes.append(
-            [[height, text] for height, text in zip(_height(np.array(levels), high).tolist(), texts, strict=True)]
-        )
+    tops = [float(np.quantile(known, 0.99)) for each in drawn if len(known := each.surface[np.isfinite(each.surface)])]
+    high = max(tops, default=0.0) or 1.0
+    candidates = max(len(each.search.states[-1]) for each in drawn)
+    frames = min(len(each.search.steps) for each in drawn)
+    if any(len(each.search.steps) != frames for each in drawn):  # a search may end early: then its end alone
+        drawn = [_end_of(each) for each in drawn]
     return {
-        "flat": flat,
-        "panels": panels,
-        "steps": steps,
-        "axes": axes,
-        "scale": [[math.sqrt(v / high), text] for v, text in zip(levels, tick_labels(levels), strict=True)],
-        "moves": isinstance(policy, ImplicitPolicy),
-        "candidates": energies.shape[1],
-        "choice": "is drawn" if draws else "ends lowest",
+        "flat": policy.act_box.dim == 1,
+        "panels": [_drawing(policy, moment, each, high) for moment, each in zip(moments, drawn, strict=True)],
+        "steps": drawn[0].search.steps,
+        "axes": _axes(policy, high),
+        "scale": [[math.sqrt(v / high), text] for v, text in _marks(0.0, high, 5)],
+        "moves": len(drawn[0].search.steps) > 1,
+        "candidates": candidates,
+        "explicit": candidates == 1 and policy.energy.explicit,
+        "lowest": all(each.ends_lowest for each in drawn),
         "act_dim": policy.act_box.dim,
     }
 
 
-def chain(policy: Policy, context: Tensor) -> tuple[list[Float[Tensor, "1 candidates act"]], list[int]]:
-    """The states of the search behind `policy.act`, as it runs by default: the start and the state after each
-    step (of a long chain, some), with the numbers of these steps. An explicit policy has its one action."""
-    if not isinstance(policy, ImplicitPolicy):
-        low, high = policy.limits
-        energy: Any = policy.energy
-        best = policy.act_box.denormalise(energy.best(context)).clamp(low, high)
-        return [policy.act_box.normalise(best).unsqueeze(1)], [0]
-    generator = torch.Generator(policy.device).manual_seed(0)
-    start = policy.begin(context, policy.candidates, True, generator)
-    sampler, energy = policy.sampler, policy.energy
-    state = sampler.init(energy, context, start, generator)
-    states = [state.actions]
-    for k in range(sampler.steps):
-        state, _ = sampler.step(energy, context, state, k, generator)
-        states.append(state.actions)
-    shown = np.unique(np.linspace(0, sampler.steps, min(FRAMES, sampler.steps + 1)).round().astype(int)).tolist()
-    return [states[k] for k in shown], shown
+def _panel(policy: EnergyPolicy, moment: Moment) -> _Panel:
+    search = frames_of(policy, torch.as_tensor(moment.obs)[None])
+    with torch.no_grad():
+        energies = [search.problem.energies(state[None])[0].double().cpu().numpy() for state in search.states]
+        surface = _surface(policy, search)
+    found = np.concatenate([surface.ravel(), energies[-1][[search.chosen]]])
+    known = found[np.isfinite(found)]
+    lowest = float(known.min()) if len(known) else 0.0
+    return _Panel(search, np.maximum(surface - lowest, 0.0), np.stack(energies) - lowest)
 
 
-def _surface(policy: Policy, context: Tensor, chosen: Tensor) -> tuple[Float[np.ndarray, "rows columns"], float]:
-    """Energies over the first two dimensions (or the only one), the others at the chosen action; and the lowest."""
-    limit = policy.act_box.limit
+def _end_of(panel: _Panel) -> _Panel:
+    search = panel.search
+    return _Panel(Frames(search.problem, search.states[-1:], [0], search.chosen), panel.surface, panel.energies[-1:])
+
+
+def _drawing(policy: EnergyPolicy, moment: Moment, panel: _Panel, high: float) -> dict[str, Any]:
+    """What the page's script gets; the chosen candidate comes first."""
+    search = panel.search
+    others = [i for i in range(len(search.states[-1])) if i != search.chosen]
+    shown = [search.chosen, *others[: DOTS - 1]]
+    places = torch.stack(search.states)[:, shown].cpu().double().numpy()
+    result: dict[str, Any] = {
+        "title": moment.title,
+        "marks": [_mark(policy, *mark) for mark in moment.marks],
+        "mean": [number(max(0.0, float(each.mean()))) for each in panel.energies],
+        "chosen": [number(value) for value in _units(policy, search.action)],
+    }
+    across = _place(places[..., 0], policy)
+    if policy.act_box.dim == 1:
+        result["curve"] = _curve(panel.surface[0], high)
+        up = UNIT - _height(panel.energies[:, shown], high)
+    else:
+        result["image"] = heat_map(panel.surface, 0.0, high)
+        up = UNIT - _place(places[..., 1], policy)
+    # A candidate that ran away, or whose energy is no number, is drawn beyond the edge.
+    dots = np.nan_to_num(np.stack([across, up], -1), nan=-UNIT, posinf=2 * UNIT, neginf=-UNIT)
+    return result | {"dots": dots.clip(-UNIT, 2 * UNIT).round().astype(int).tolist()}
+
+
+def _surface(policy: EnergyPolicy, search: Frames) -> Float[np.ndarray, "rows columns"]:
+    """Energies over the first two dimensions (or the only one), the others at the chosen action."""
+    limit, chosen = policy.act_box.limit, search.action
     middles = (torch.arange(GRID, device=policy.device, dtype=chosen.dtype) + 0.5) / GRID * 2 - 1
     if len(chosen) == 1:
         rows, columns = torch.zeros(1, device=policy.device), torch.linspace(-1, 1, 241, device=policy.device)
@@ -131,9 +177,23 @@ def _surface(policy: Policy, context: Tensor, chosen: Tensor) -> tuple[Float[np.
     points[:, 0] = limit * columns.repeat(len(rows))
     if len(chosen) > 1:
         points[:, 1] = limit * rows.repeat_interleave(len(columns))
-    energies = policy.energy.energies(context, points[None])[0].cpu().double().numpy()
-    lowest = min(float(energies.min()), float(policy.energy.energies(context, chosen[None, None])))
-    return energies.reshape(len(rows), len(columns)) - lowest, lowest
+    energies = search.problem.energies(points[None])[0].cpu().double().numpy()
+    return energies.reshape(len(rows), len(columns))
+
+
+def _axes(policy: EnergyPolicy, high: float) -> list[list[tuple[Value, str]]]:
+    """Places and labels of the ticks, across and up."""
+    box = policy.act_box
+    low, top = ((box.centre + sign * box.limit * box.scale).tolist() for sign in (-1, 1))
+    axes = [[(_at(v, low[d], top[d]), text) for v, text in _marks(low[d], top[d], 4)] for d in range(min(2, box.dim))]
+    if box.dim == 1:
+        axes.append([(60 + 860 * v / high, text) for v, text in _marks(0.0, high, 5)])
+    return axes
+
+
+def _marks(low: float, high: float, most: int) -> list[tuple[Value, str]]:
+    values = ticks(low, high, most)
+    return list(zip(values, tick_labels(values), strict=True))
 
 
 def _curve(energies: Float[np.ndarray, " points"], high: float) -> str:
@@ -146,149 +206,72 @@ def _height(energy: np.ndarray, high: float) -> np.ndarray:
     return 60 + 860 * np.minimum(energy / high, 1.08)
 
 
-def _place(normalised: np.ndarray, policy: Policy) -> np.ndarray:
+def _place(normalised: np.ndarray, policy: EnergyPolicy) -> np.ndarray:
     return (normalised / policy.act_box.limit + 1) / 2 * UNIT
 
 
-def _at(value: float, low: float, high: float) -> float:
+def _at(value: Value, low: float, high: float) -> float:
     return round((value - low) / (high - low) * UNIT, 1)
 
 
-def _mark(policy: Policy, kind: str, place: Sequence[float], radius: float) -> dict[str, Any]:
+def _mark(policy: EnergyPolicy, kind: str, place: Sequence[Value], radius: Value) -> dict[str, Any]:
     box = policy.act_box
-    dim = len(place)
-    normalised = (torch.as_tensor(place, dtype=box.centre.dtype) - box.centre[:dim].cpu()) / box.scale[:dim].cpu()
+    here = torch.as_tensor(list(place)[: box.dim], dtype=box.centre.dtype)
+    normalised = (here - box.centre[: len(here)].cpu()) / box.scale[: len(here)].cpu()
     x, *rest = _place(normalised.double().numpy(), policy).tolist()
     r = (radius / box.scale[:2].cpu().double() / box.limit / 2 * UNIT).tolist()
     result = {"kind": kind, "x": round(x, 1), "rx": round(r[0], 1)}
     return result | {"y": round(UNIT - rest[0], 1), "ry": round(r[1], 1)} if rest else result
 
 
-def _units(policy: Policy, normalised: Tensor) -> list[float]:
+def _units(policy: EnergyPolicy, normalised: Tensor) -> list[float]:
     low, high = policy.limits
-    return policy.act_box.denormalise(normalised).clamp(low, high).tolist()
+    return policy.act_box.denormalise(normalised.to(policy.act_box.centre.dtype)).clamp(low, high).tolist()
 
 
 # ---------------------------------------------------------------------------------------------- the episodes
 
 
-@dataclass(frozen=True)
-class Flight:
-    """Episodes side by side: where the particle was and where it was sent."""
-
-    positions: Float[np.ndarray, "episodes times dim"]
-    aims: Float[np.ndarray, "episodes steps dim"]
-    seen: Float[np.ndarray, "episodes steps obs"]
-    distances: Float[np.ndarray, "episodes times 2"]
-    env: BatchedParticle
-
-
-def fly(task: ParticleTask, act: Any, episodes: int) -> Flight:
-    """Held-out episodes 0, 1, …; `act` maps observations to set-points."""
-    env = BatchedParticle(task)
-    obs = env.reset(TEST_SEED, episodes)
-    positions, aims, seen = [env.position], [], []
-    while not env.done:
-        seen.append(obs)
-        aims.append(np.clip(act(obs), 0, 1).astype(np.float64))
-        obs = env.step(aims[-1])
-        positions.append(env.position)
-    path = np.stack(positions, 1)
-    goals = np.stack([env.first_goal, env.second_goal], 1)
-    distances = np.linalg.norm(path[:, :, None] - goals[:, None], axis=-1)
-    return Flight(path, np.stack(aims, 1), np.stack(seen, 1), distances, env)
+def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] | None:
+    """What the task shows of held-out episodes, with the number of candidates per action (0: the way to act has no such
+    number); None where it shows nothing. A search of many steps gets fewer than `most` candidates."""
+    generator = torch.Generator(policy.device).manual_seed(TEST_SEED)
+    own = getattr(policy.acting, "candidates", None)
+    effort = {} if own is None else {"candidates": min(own, most, max(8, EFFORT // _search_steps(policy)))}
+    scene = task.scene(Runner(policy, generator=generator, **effort), EPISODES)
+    if scene is None:
+        return None
+    missing = [key for key in SCENE_KEYS if key not in scene]
+    if missing:
+        raise ValueError(f"the scene of {task.name} lacks {', '.join(missing)}")
+    return {**scene, "candidates": 0, **effort}
 
 
-def episodes_of(
-    policy: Policy, task: ParticleTask, candidates: int, episodes: int = 12
-) -> tuple[dict[str, Any], Flight]:
-    """Held-out episodes of the policy and of the expert. Long chains get fewer candidates, to end in seconds."""
-    steps = policy.sampler.steps if isinstance(policy, ImplicitPolicy) else 1
-    if isinstance(policy, ImplicitPolicy):
-        candidates = min(candidates, policy.candidates)
-    candidates = min(candidates, max(8, 400_000 // (episodes * task.steps * steps)))
-    runner = Runner(policy, candidates=candidates, generator=torch.Generator(policy.device).manual_seed(TEST_SEED))
-    own = fly(task, runner.act, episodes)
-    expert = fly(task, ParticleExpert(task, TEST_SEED, episodes).act, episodes)
-    outcome = own.env.outcome()
-    first_success = int(np.argmax(outcome.success)) if outcome.success.any() else 0
-    rows = []
-    for i in range(episodes):
-        rows.append(
-            {
-                "index": i,
-                "success": bool(outcome.success[i]),
-                "remark": _remark(task, own, i),
-                "goals": [_plane(goal[i][None], task)[0] for goal in (own.env.first_goal, own.env.second_goal)],
-                "policy": _plane(own.positions[i], task),
-                "expert": _plane(expert.positions[i], task),
-                "aims": _plane(own.aims[i], task),
-                "expert_aims": _plane(expert.aims[i], task),
-                "distances": own.distances[i].round(4).tolist(),
-                "expert_distances": expert.distances[i].round(4).tolist(),
-            }
-        )
-    scene = {
-        "episodes": rows,
-        "shown": first_success,
-        "steps": task.steps,
-        "dim": task.dim,
-        "radius": task.goal_distance,
-        "candidates": candidates if isinstance(policy, ImplicitPolicy) else 0,
-        "successes": int(outcome.success.sum()),
-        "expert_successes": int(expert.env.outcome().success.sum()),
-    }
-    return scene, own
+def _search_steps(policy: EnergyPolicy) -> int:
+    """Steps of one search; 1 where the way to act does not show them."""
+    if not hasattr(policy.acting, "states"):
+        return 1
+    with torch.no_grad():
+        problem = policy.problem(policy.obs_box.centre, candidates=1)
+        return max(1, sum(1 for _ in policy.acting.states(problem)) - 1)
 
 
-def _plane(points: Float[np.ndarray, "times dim"], task: ParticleTask) -> list[list[float]]:
-    """The first two dimensions; in one dimension, time is the first."""
-    if task.dim == 1:
-        points = np.stack([np.linspace(0, 1, len(points)), points[:, 0]], 1)
-    return points[:, :2].round(4).tolist()
-
-
-def _remark(task: ParticleTask, flight: Flight, episode: int) -> str:
-    nearest = flight.distances[episode].min(0)
-    outcome = flight.env.outcome()
-    if outcome.success[episode]:
-        return "success"
-    for goal in (0, 1):
-        if nearest[goal] > task.goal_distance:
-            return f"missed goal {goal + 1} by {nearest[goal] - task.goal_distance:.2f}"
-    return f"ended {outcome.final_distance[episode]:.2f} away"
-
-
-def moments_of_flight(policy: Policy, task: ParticleTask, flight: Flight, episode: int) -> list[Moment]:
-    """The start, the arrival at the first goal, half-way from there, and the end; without arrival, even intervals."""
-    last = task.steps - 1
-    arrival = int(flight.distances[episode, :-1, 0].argmin())
-    names = {0: ": start", last: ": end"}
-    if 0 < arrival < last and flight.distances[episode, arrival, 0] <= task.goal_distance:
-        names = {(arrival + last) // 2: ": under way to goal 2", arrival: ": nearest to goal 1", **names}
-    else:
-        names = {last // 3: "", 2 * last // 3: "", **names}
-    env = flight.env
+def moments_of_scene(policy: EnergyPolicy, scene: dict[str, Any]) -> list[Moment]:
+    """The moments that a task chose; before an episode's first observation, that one is repeated."""
     moments = []
-    for step in sorted(names):
-        past = [max(0, step - back) for back in reversed(range(policy.history))]
-        marks = [
-            ("goal 1", env.first_goal[episode].tolist(), task.goal_distance),
-            ("goal 2", env.second_goal[episode].tolist(), task.goal_distance),
-            ("agent", flight.positions[episode, step].tolist(), 0.0),
-        ]
-        window = np.concatenate([flight.seen[episode, t] for t in past])
-        moments.append(Moment(f"Step {step}{names[step]}", window, marks))
+    for moment in scene["moments"]:
+        seen = np.asarray(moment["obs"], np.float64)
+        window = np.concatenate([seen[:1].repeat(policy.history, 0), seen])[-policy.history :]
+        moments.append(Moment(moment["title"], window.ravel(), [tuple(mark) for mark in moment["marks"]]))
     return moments
 
 
-def moments_of_data(policy: Policy, job: Job) -> list[Moment]:
+def moments_of_data(policy: EnergyPolicy, run: Run) -> list[Moment]:
     """Four validation pairs, spread over the set, with the demonstrated action; without the data, the middle of the
     observations."""
-    try:
-        windows = demonstrations_of(job)[1].windows(policy.history, policy.horizon)
-    except (OSError, ValueError):
+    if run.material is None:
         return [Moment("Middle of the observations (the data are not at hand)", policy.obs_box.centre.cpu().numpy())]
+    windows = run.material.validation.windows(policy.history, policy.horizon)
     rows = np.unique(np.linspace(0, len(windows) - 1, 6).round().astype(int)[1:-1])
     obs, actions = windows[rows]
     pairs = zip(rows.tolist(), obs, actions, strict=True)
