@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from cebm.energy import EnergyModel
 from scipy import integrate, stats
 from torch import Tensor
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cebm.networks
 import pytest
 import torch
 import torch.nn.functional as F

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cebm.energy import EnergyModel, ModuleEnergy, Penalty
-from cebm.networks import MarginalEnergy, MLPEnergy
 from torch import Tensor, nn
 
 from cebm import information

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from cebm.energy import ModuleEnergy
 from scipy import stats
 from torch import Tensor, nn
 

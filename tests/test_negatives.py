@@ -9,8 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from cebm.energy import EnergyModel, ModuleEnergy
-from cebm.networks import JointEnergy, MLPEnergy
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom

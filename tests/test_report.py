@@ -18,9 +18,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from cebm.envs.particle import ParticleTask
-from cebm.training import Job, load_metrics, train
-from cebm.trials import TRIALS
 
 from cebm import acting as acting_room
 from cebm import energies, negatives, objectives, optimisers, samplers, tasks
