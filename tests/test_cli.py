@@ -1,6 +1,9 @@
 """The command line, through the installed entry point."""
 
+import contextlib
 import json
+import os
+import pty
 import secrets
 import subprocess
 import sys
@@ -15,6 +18,9 @@ from cebm import certificate
 from cebm.cli import SamplerName, main
 
 SCRIPT = [str(Path(sys.executable).parent / "cebm")]
+BENCH = pytest.mark.skipif(
+    not (Path(cebm.__file__).parents[2] / "benchmarks/__init__.py").exists(), reason="needs benchmarks/"
+)
 MODULE = [sys.executable, "-m", "cebm"]
 
 
@@ -34,7 +40,7 @@ def test_help_is_quick(entry: list[str]) -> None:
     assert min(times) < 2
 
 
-@pytest.mark.parametrize("command", [[], ["certify"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["certify"], ["bench"], ["demos"], ["eval"], ["report"], ["reproduce"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys\nfrom cebm.cli import main\n"
@@ -46,15 +52,86 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "imported []", done.stderr
 
 
+CERTIFY_QUICKLY = (
+    "from cebm import certificate, cli; certificate.SINGLE_STEPS = 1001; certificate.SINGLE_REPLICAS = 2; "
+    "cli.main(['certify', '--sampler', 'derivative-free'])"
+)
+
+
+def on_a_terminal(*arguments: str, **env: str) -> str:
+    """What a command prints where stdout and stderr are a terminal."""
+    ours, theirs = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=theirs, stderr=theirs, env=plain | {"TERM": "xterm-256color"} | env
+    )
+    os.close(theirs)
+    printed = b""
+    with contextlib.suppress(OSError):  # Linux says so when the other end is closed
+        while part := os.read(ours, 4096):
+            printed += part
+    os.close(ours)
+    process.wait(timeout=120)
+    return printed.decode()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(
+    "arguments",
+    [["-m", "cebm", "--help"], ["-m", "cebm", "demos", "--nope"], ["-c", CERTIFY_QUICKLY]],
+    ids=["help", "mistake", "table and spinner"],
+)
+def test_no_color_means_no_escape_codes(arguments: list[str]) -> None:
+    printed = on_a_terminal(*arguments, NO_COLOR="1")
+    assert len(printed) > 50 and "\x1b" not in printed
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_colours_otherwise() -> None:
+    assert "\x1b[" in on_a_terminal("-m", "cebm", "--help")
+
+
+def test_an_import_that_fails_inside_cebm_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cebm.commands", None)
+    with pytest.raises(ImportError):
+        main(["train"])
+
+
+def test_commands_of_the_checkout_say_what_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cebm, "__file__", str(tmp_path / "lib/cebm/__init__.py"))
+    for command in ("bench", "reproduce"):
+        with pytest.raises(SystemExit) as stop:
+            main([command])
+        assert stop.value.code == 2
+        assert "needs a checkout of cebm's repository" in capsys.readouterr().err
+
+
+def test_memory_that_is_not_there_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(*_: object) -> None:
+        raise MemoryError("Unable to allocate 7 PiB")
+
+    monkeypatch.setattr(certificate, "report", large)
+    with pytest.raises(SystemExit) as stop:
+        main(["certify"])
+    assert stop.value.code == 2 and capsys.readouterr().err.startswith("cebm: Unable to allocate 7 PiB")
+
+
 def test_version() -> None:
     assert call("--version").stdout == f"cebm {cebm.__version__}\n"
 
 
-def test_certify_prints_json_lines_alone_and_writes_the_figure(tmp_path: Path) -> None:
+def test_certify_prints_json_lines_alone_and_writes_the_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificate, "SINGLE_STEPS", 1500)
     out = tmp_path / "deep" / "folder"
-    done = call("certify", "--sampler", "langevin-ibc", "--json", "--out", str(out), "--seed", "3")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    main(["certify", "--sampler", "langevin-ibc", "--json", "--out", str(out), "--seed", "3"])
+    printed = capsys.readouterr().out
+    rows = [json.loads(line) for line in printed.splitlines()]
     assert [(row["target"], row["run"]) for row in rows] == [
         (target, run) for target in ("gaussian", "skewed", "double-well", "box") for run in ("chains", "single")
     ]
@@ -62,7 +139,7 @@ def test_certify_prints_json_lines_alone_and_writes_the_figure(tmp_path: Path) -
         keys = {"sampler", "target", "run", "mean_error", "std_error", "temperature", "acceptance", "verdict"}
         assert keys <= set(row)
         assert row["sampler"] == "langevin-ibc" and row["verdict"] == "does not sample" and row["acceptance"] is None
-    assert (out / "certificate.jsonl").read_text() == done.stdout
+    assert (out / "certificate.jsonl").read_text() == printed
     assert (out / "langevin.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,17 +166,20 @@ def test_the_names_are_those_of_the_certificate() -> None:
         (["certify", "--sampler", "nuts"], "nuts"),
         (["certify", "--out", "{file}/folder"], "Not a directory"),
         (["certify", "--out", "{file}"], "File exists"),
-        (["bench", "chain", "--threads", "0"], "threads must be at least 1, got 0"),
+        pytest.param(["bench", "chain", "--threads", "0"], "threads must be at least 1, got 0", marks=BENCH),
         (["bench", "fast"], "chain"),
         ([], "certify"),
     ],
 )
-def test_a_users_mistake_is_a_message_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_a_users_mistake_is_a_message_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    done = call(*(argument.format(file=tmp_path / "file") for argument in arguments))
-    assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
-    assert done.stdout == ""
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(file=tmp_path / "file") for argument in arguments])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert message in printed.err and printed.out == ""
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
@@ -112,6 +192,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert (done.stdout, done.stderr) == ("x", "")
 
 
+@BENCH
 def test_bench_prints_a_json_line_per_thread_count() -> None:
     done = call("bench", "chain", "--json", "--threads", "1", "1", "--repeats", "1")
     assert done.returncode == 0, done.stderr
@@ -121,12 +202,9 @@ def test_bench_prints_a_json_line_per_thread_count() -> None:
     assert done.stderr == ""
 
 
-def test_repeated_samplers_add_up() -> None:
+def test_repeated_samplers_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--sampler a --sampler b` and `--sampler a b` are the same: no name is dropped."""
-    code = (
-        "from cebm import certificate, cli\n"
-        "certificate.report = lambda names, *rest: print(*names)\n"
-        "cli.main(['certify', '--sampler', 'mala', '--sampler', 'langevin-ibc', 'derivative-free'])"
-    )
-    done = call("-c", code, entry=[sys.executable])
-    assert done.stdout == "mala langevin-ibc derivative-free\n", done.stderr
+    seen: list[object] = []
+    monkeypatch.setattr(certificate, "report", lambda names, *rest: seen.append(names))
+    main(["certify", "--sampler", "mala", "--sampler", "langevin-ibc", "derivative-free"])
+    assert seen == [("mala", "langevin-ibc", "derivative-free")]

@@ -57,11 +57,11 @@ class Problem:
         return actions.clamp(self.low, self.high)
 
     def energies(self, actions: Actions) -> Energies:
-        """Energies with NaN as infinity: the minimum would take a NaN for the best."""
+        """Energies with NaN and −∞, which overflow gives, as infinity: the minimum would take them for the best."""
         return _without_nan(self.energy.energies(self.context, actions), actions)
 
     def excess(self, actions: Actions) -> Energies:
-        """E + log q of what `start` gave, with NaN as infinity."""
+        """E + log q of what `start` gave, with NaN and −∞ as infinity."""
         return _without_nan(self.energy.excess(self.context, actions), actions)
 
     def uniform(self, n: int) -> Actions:
@@ -205,4 +205,4 @@ class Direct:
 
 def _without_nan(energies: Energies, actions: Actions) -> Energies:
     gone = 0 * actions.sum(-1)  # 0, or NaN where an action is NaN or infinite
-    return (energies + gone).nan_to_num(torch.inf, torch.inf, -torch.inf)
+    return (energies + gone).nan_to_num(torch.inf, torch.inf, torch.inf)

@@ -9,7 +9,7 @@ beside it: its errors are its own, their sampling error and the verdict come fro
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -523,9 +523,11 @@ def _plus_minus(value: float | None, error: float | None) -> str:
     return f"{value:.{digits}f}±{error:.{digits}f}" if abs(value) < 1e3 else "diverged"
 
 
-def report(names: Sequence[str], seed: int, as_json: bool, out: Path | None) -> list[Certificate]:
-    """What `cebm certify` does: prints the rows of each of `names` (all if there are none) and, given `out`, writes
-    certificate.jsonl and langevin.png there. The figure comes first, to fail before the long work if it must."""
+def report(
+    names: Sequence[str], seed: int, as_json: bool, out: Path | None, own: Mapping[str, Sampler | SamplerFactory]
+) -> list[Certificate]:
+    """What `cebm certify` does: prints the rows of each of `names` (all of ours if there are none; others are in `own`)
+    and, given `out`, writes certificate.jsonl and langevin.png there. The figure comes first, to fail early."""
     from rich.console import Console
 
     console, notes, rows = Console(), Console(stderr=True), []
@@ -535,7 +537,8 @@ def report(names: Sequence[str], seed: int, as_json: bool, out: Path | None) -> 
     for name in names or SAMPLERS:
         with notes.status(f"certifying {name}"):
             # A generator each: what a sampler gets does not depend on its neighbours.
-            mine = certify(partial(named_sampler, name), name=name, generator=torch.Generator().manual_seed(seed))
+            sampler = own.get(name, partial(named_sampler, name))
+            mine = certify(sampler, name=name, generator=torch.Generator().manual_seed(seed))
         rows += mine
         if as_json:
             print("\n".join(row.to_json() for row in mine), flush=True)

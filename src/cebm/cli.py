@@ -5,10 +5,12 @@ so that `cebm --help` is quick.
 import importlib
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,14 +24,15 @@ SamplerName = Literal[
     "derivative-free",
     "derivative-free-autoregressive",
 ]
+With = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="with")]
 
 
 @dataclass(frozen=True)
 class Certify:
     """Does this sampler sample what it claims? Runs samplers on densities that are known exactly and compares."""
 
-    sampler: tyro.conf.UseAppendAction[tuple[tuple[SamplerName, ...], ...]] = ()
-    """Samplers to certify, all of them by default."""
+    sampler: tyro.conf.UseAppendAction[tuple[tuple[SamplerName | str, ...], ...]] = ()
+    """Samplers to certify: by name, or your own as FILE.py:NAME or MODULE:NAME. By default all that have a name."""
     json: bool = False
     """Print one JSON object per line instead of the table."""
     out: Path | None = None
@@ -38,9 +41,9 @@ class Certify:
     """Of the random numbers: the same seed gives the same table."""
 
     def __call__(self) -> None:
-        from cebm import certificate
+        from cebm.commands import certify_samplers
 
-        certificate.report(sum(self.sampler, ()), self.seed, self.json, self.out)
+        certify_samplers(self)
 
 
 @dataclass(frozen=True)
@@ -64,58 +67,62 @@ class Bench:
 
 @dataclass(frozen=True)
 class Demos:
-    """Writes demonstrations of a scripted expert."""
+    """Writes demonstrations of a task's expert."""
 
-    task: tyro.conf.Positional[Literal["particle"]]
-    """The task: two goals to visit, one after the other."""
+    task: tyro.conf.Positional[str]
+    """The task: particle (two goals to visit, one after the other), or your own as FILE.py:NAME or MODULE:NAME."""
     out: Path
     """An `.npz` file, or a folder of memory-mapped arrays."""
-    dim: int = 2
-    """Dimensions of the space."""
     episodes: int = 300
     """Episodes to demonstrate."""
     seed: int = 0
     """Decides the episodes."""
-    steps: int = 50
-    """Control steps in an episode."""
-    wait: int = 0
-    """Control steps that the expert stays at its first goal."""
+    dim: int | None = None
+    """Particle task: dimensions of the space; by default 2."""
+    steps: int | None = None
+    """Particle task: control steps in an episode; by default 50."""
+    wait: int | None = None
+    """Particle task: control steps for which the expert stays at its first goal; by default 0."""
     random_order: bool = False
-    """The expert visits the goals in a random order."""
+    """Particle task: the expert visits the goals in a random order."""
     hide_velocity: bool = False
-    """Leave the velocity out of the observation."""
+    """Particle task: leave the velocity out of the observation."""
 
     def __call__(self) -> None:
-        from cebm.envs.particle import ParticleTask, collect_particle
+        from cebm.commands import write_demonstrations
 
-        settings = {name: getattr(self, name) for name in ("dim", "steps", "wait", "random_order", "hide_velocity")}
-        demonstrations = collect_particle(ParticleTask(**settings), self.episodes, self.seed)
-        demonstrations.save(self.out)
-        print(f"{demonstrations.summary()}\n{self.out}")
+        write_demonstrations(self)
 
 
 @dataclass(frozen=True)
 class Train:
-    """Trains a recipe: `cebm train TRIAL …`, or `cebm train --resume RUN`. `cebm train --help` lists the trials,
-    `cebm train TRIAL --help` every setting."""
+    """Trains a recipe: `cebm train TRIAL …`, `cebm train FILE.py:NAME …`, or `cebm train --resume RUN`. `cebm train
+    --help` lists the trials, `cebm train TRIAL --help` every setting."""
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Rolls a trained policy out: success rate with its interval, distances, time per action."""
+    """Rolls a trained policy out: success rate with its interval, or the task's own metric, and the time per action."""
 
     run: tyro.conf.Positional[Path]
     """A run directory (its best policy is taken) or a policy directory."""
+    task: str | None = None
+    """Where to roll out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By default the
+    run's own task."""
     env: str | None = None
-    """A registered Gymnasium environment; by default the run's own particle task."""
+    """The id of a Gymnasium environment, such as Pendulum-v1 or PACKAGE:ID; the same as --task with an id."""
     episodes: int = 100
     """Episodes to roll out."""
+    max_steps: int | None = None
+    """Step limit of an episode; by default the task's own."""
     seed: int | None = None
     """Of the episodes; by default the test seed, which no checkpoint was chosen by."""
     candidates: int | None = None
     """Candidates of the search; by default the policy's own."""
     budget_ms: float | None = None
     """As many candidates as fit this many milliseconds per call."""
+    execute: int | None = None
+    """Actions to play of those that the policy gives at once; by default all."""
     warm_start: bool = False
     """Start each search at the previous action."""
     last: bool = False
@@ -126,6 +133,8 @@ class Eval:
     """Where to act."""
     json: bool = False
     """Print the summary as one JSON object."""
+    with_: With = ()
+    """A file or module of your own pieces that the run is made of; may be repeated."""
 
     def __call__(self) -> None:
         from cebm.commands import evaluate_run
@@ -141,11 +150,13 @@ class Report:
     """Run directories."""
     out: Path = Path("report.html")
     """The page to write."""
+    with_: With = ()
+    """A file or module of your own pieces that the runs are made of; may be repeated."""
 
     def __call__(self) -> None:
         from cebm.commands import report_runs
 
-        report_runs(list(self.runs), self.out)
+        report_runs(list(self.runs), self.out, self.with_)
 
 
 @dataclass(frozen=True)
@@ -201,37 +212,61 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. A user's mistake (a bad value, a folder that cannot be written, a missing extra) ends in one
-    line on stderr and exit code 2."""
+    line on stderr and exit code 2; a training that cannot go on in exit code 1. Other errors keep their traceback."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")
         return
+    if os.environ.get("NO_COLOR"):  # rich would still write bold and cursor codes, and tyro everything
+        os.environ["TERM"] = "dumb"
     try:
-        if arguments[:1] == ["train"]:  # its settings are those of the trials, which need torch
-            from cebm.commands import train_command
-
-            command: Callable[[], None] = train_command(arguments[1:])
-        else:
-            command = tyro.extras.subcommand_cli_from_dict(
-                COMMANDS,
-                prog="cebm",
-                description="Conditional energy-based models for implicit policies. --version prints the version.",
-                args=arguments,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-        command()
+        _command(arguments)()
     except BrokenPipeError:  # the reader has enough, as in `cebm certify --json | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"cebm: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RuntimeError as error:
-        from cebm.training import Interrupted, TrainingError
-
-        if not isinstance(error, Interrupted | TrainingError):
+    except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
+        code = _exit_code(error)
+        if code is None:
             raise
-        print(f"cebm: {error}", file=sys.stderr)
-        sys.exit(130 if isinstance(error, Interrupted) else 1)
+        print(f"cebm: {_in_one_line(error)}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _command(arguments: list[str]) -> Callable[[], None]:
+    if arguments[:1] == ["train"]:  # its settings are those of the trials, which need torch
+        from cebm.commands import train_command
+
+        return train_command(arguments[1:])
+    return tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="cebm",
+        description="Conditional energy-based models for implicit policies. --version prints the version.",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def _exit_code(error: Exception) -> int | None:
+    """2 for a user's mistake, 1 and 130 for a training that failed or was interrupted; None where nobody knows."""
+    if not isinstance(error, RuntimeError):
+        broken = isinstance(error, ImportError) and (error.name or "").startswith("cebm")  # our mistake
+        return None if broken else 2
+    from cebm.runs import Interrupted, TrainingError
+    from cebm.storage import LockedError
+
+    codes = {Interrupted: 130, TrainingError: 1, LockedError: 2}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+
+
+def _in_one_line(error: Exception) -> str:
+    """The message; for an error of the user's own code also the place, which the missing traceback would have told."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    paths = sysconfig.get_paths()
+    ours = (str(Path(cebm.__file__).parent), *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")))
+    last = frames[-1].filename if frames else "<none>"
+    if last.startswith("<") or str(Path(last).resolve()).startswith(ours) or last.startswith(ours):
+        return message
+    return f"{message} ({last}, line {frames[-1].lineno})"

@@ -1,80 +1,146 @@
 """The commands whose arguments or work need torch; `cli.py` imports this when one of them is called."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import tyro
 
-from cebm.envs.particle import ParticleTask
+from cebm import certificate
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
-from cebm.policy import load
-from cebm.progress import ProgressBar, TensorBoard
-from cebm.training import Job, Listener, Outcome, load_job, resume, task_of, train
-from cebm.trials import TRIALS, Trial, find_trial
+from cebm.options import options_of, with_options
+from cebm.policy import EnergyPolicy, load
+from cebm.progress import ProgressBar, TensorBoard, measured
+from cebm.recipes import TRIALS, Trial, find_trial
+from cebm.runs import EXPERT_EPISODES, Job, Listener, Outcome, load_job, material_of, resume, train
+from cebm.samplers import Sampler
+from cebm.settings import find_piece, import_piece_module, to_json
+from cebm.storage import read_document, write_document
+from cebm.tasks import Gym, ParticleTask, Task, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Eval
+    from cebm.cli import Certify, Demos, Eval
 
 DEFAULT_TRIAL = "steady"
 
+# -------------------------------------------------------------------------------------------- what a user names
+
+
+def import_pieces(references: Sequence[str]) -> None:
+    """Imports the files and modules that `--with` names: saved settings may be made of their classes."""
+    for reference in references:
+        import_piece_module(reference)
+
+
+def named_trial(text: str) -> Trial:
+    """A trial by its name, or the one that FILE.py:NAME or MODULE:NAME names."""
+    if ":" not in text and "/" not in text and not text.endswith(".py"):
+        return find_trial(text)
+    found = find_piece(text)
+    if not isinstance(found, Trial):
+        raise ValueError(f"{text} is {_described(found)}, expected a cebm.Trial")
+    return found
+
+
+def named_task(text: str, particle: dict[str, Any]) -> Task:
+    """`particle` with these settings, a Gymnasium id, or the task that FILE.py:NAME or MODULE:NAME names."""
+    if text == "particle":
+        return ParticleTask(**particle)
+    if particle:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in particle)
+        raise ValueError(f"{options}: the particle task has this setting, {text} has not")
+    place, _, name = text.rpartition(":")
+    if re.search(r"/|-v\d+$", name) and not name.endswith(".py"):
+        return Gym(text)
+    if not place:
+        raise ValueError(
+            f"task is {text!r}, expected particle, the id of a Gymnasium environment such as Pendulum-v1, "
+            "FILE.py:NAME or MODULE:NAME"
+        )
+    found = _made(find_piece(text), text)
+    if not isinstance(found, Task):
+        raise ValueError(
+            f"{text} is {_described(found)}, expected a cebm.Task; an environment becomes one as a "
+            "cebm.GymnasiumTask with a method `make`"
+        )
+    return found
+
+
+def named_samplers(names: Sequence[str]) -> dict[str, Any]:
+    """The user's own samplers among `names`, by FILE.py:NAME or MODULE:NAME; the others must be cebm's."""
+    own = {}
+    for name in names:
+        if name in certificate.SAMPLERS:
+            continue
+        if ":" not in name:
+            known = ", ".join(certificate.SAMPLERS)
+            raise ValueError(f"there is no sampler {name!r}; there are {known}; of your own write FILE.py:NAME")
+        found = _made(find_piece(name), name)
+        if not isinstance(found, Sampler) and not callable(found):
+            raise ValueError(f"{name} is {_described(found)}, expected a sampler with steps, init and step")
+        own[name] = found
+    return own
+
+
+def _made(found: Any, text: str) -> Any:
+    """An object as it is; of a class the object with its default settings."""
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except TypeError as error:
+        raise ValueError(f"{text} is a class that needs settings ({error}); name an object of it") from error
+
+
+def _described(found: Any) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+
+
+def _particle_settings(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The settings of the particle task that were given; a flag counts when it is set."""
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+# -------------------------------------------------------------------------------------------- train
+
 
 @dataclass(frozen=True)
-class TrainArguments:
+class RunArguments:
     """Trains a policy and writes a run directory: settings, metrics, checkpoints, the best and the last policy."""
 
-    recipe: Annotated[Trial, tyro.conf.arg(name="")]
     out: Path | None = None
     """The run directory; by default runs/TRIAL-SEED."""
     data: Path | None = None
-    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them; by default the expert's are generated."""
-    dim: int = 2
-    """Dimensions of the particle task."""
+    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them. By default the task's expert gives them."""
+    task: str | None = None
+    """Where the policy is rolled out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By
+    default the task that the data name, and particle without data."""
+    dim: int | None = None
+    """Dimensions of the particle task; by default 2."""
     random_order: bool = False
     """The particle task's expert visits the goals in a random order."""
-    episodes: int = 300
-    """Demonstrations to generate, or the most to take of `data`."""
-    steps: int = 3000
-    """Training steps."""
-    seed: int = 0
-    """Decides weights, noise, order and generated demonstrations."""
-    log_every: int = 20
-    """Steps between two rows of training metrics."""
-    evaluate_every: int = 500
-    """Steps between two evaluations."""
-    checkpoint_every: int = 250
-    """Steps between two checkpoints."""
-    evaluation_episodes: int = 100
-    """Episodes per evaluation along the way."""
-    evaluation_candidates: int = 64
-    """Candidates of the acting search in these evaluations, at most."""
-    device: str = "cpu"
-    """Where to train."""
     threads: int | None = None
     """Threads for torch."""
     tensorboard: bool = False
     """Log to TensorBoard too (needs the extra `tensorboard`)."""
+    with_: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="with")] = ()
+    """A file or module of your own pieces to import; may be repeated."""
 
-    def job(self, name: str) -> Job:
-        return Job(
-            name,
-            self.recipe,
-            None if self.data is not None else ParticleTask(dim=self.dim, random_order=self.random_order),
-            None if self.data is None else str(self.data.absolute()),
-            self.episodes,
-            self.steps,
-            self.seed,
-            self.log_every,
-            self.evaluate_every,
-            self.checkpoint_every,
-            self.evaluation_episodes,
-            self.evaluation_candidates,
-            self.device,
-        )
+    def place(self) -> dict[str, Any]:
+        """The task and the data of the job."""
+        particle = _particle_settings(self, ("dim", "random_order"))
+        task: Task | None = None
+        if self.task is not None or self.data is None:
+            task = named_task(self.task or "particle", particle)
+        elif particle:
+            raise ValueError(f"{', '.join(particle)}: the data name their task; add --task particle to set it")
+        return {"task": task, "data": None if self.data is None else str(self.data.absolute())}
 
 
 @dataclass(frozen=True)
@@ -89,50 +155,79 @@ class ResumeArguments:
     """Threads for torch; as many as before, or the numbers differ in the last digits."""
     tensorboard: bool = False
     """Log to TensorBoard too (needs the extra `tensorboard`)."""
+    with_: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="with")] = ()
+    """A file or module of your own pieces that the run is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        set_threads(self.threads)
+        import_pieces(self.with_)
+        job = load_job(self.resume)
+        if self.steps is not None:
+            job = replace(job, steps=self.steps)
+        _run(job, self.resume, self.tensorboard, lambda listen: resume(self.resume, listen, self.steps))
 
 
 def train_command(arguments: list[str]) -> Callable[[], None]:
-    """Parses what follows `cebm train`: a trial's name first, if any, then settings."""
+    """Parses what follows `cebm train`: a trial first, if any, then settings."""
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
     if any(word == "--resume" or word.startswith("--resume=") for word in arguments):
-        again = tyro.cli(ResumeArguments, args=arguments, prog="cebm train", config=config)
-
-        def continue_run() -> None:
-            set_threads(again.threads)
-            job = load_job(again.resume)
-            _run(
-                job.name,
-                again.steps or job.steps,
-                again.resume,
-                again.tensorboard,
-                lambda listen: resume(again.resume, listen, again.steps),
-            )
-
-        return continue_run
+        return tyro.cli(ResumeArguments, args=arguments, prog="cebm train", config=config)
     named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if named else DEFAULT_TRIAL
-    about = f"Trials: {', '.join(TRIALS)}. Without one: {DEFAULT_TRIAL}. --resume RUN continues a run."
-    parsed = tyro.cli(
-        TrainArguments,
-        default=TrainArguments(find_trial(name)),
+    text = arguments[0] if named else DEFAULT_TRIAL
+    trial = named_trial(text)
+    name = text.rpartition(":")[2]
+    template = Job(name, trial, ParticleTask())
+    pieces = {"trial": options_of(trial), "job": options_of(template, skip=("name", "trial", "task", "data"))}
+    about = (
+        f"Trials: {', '.join(TRIALS)}; FILE.py:NAME or MODULE:NAME for your own. Without one: {DEFAULT_TRIAL}. "
+        "--resume RUN continues a run."
+    )
+    parsed: Any = tyro.cli(
+        _with_pieces(RunArguments, pieces),
         args=arguments[1:] if named else arguments,
-        prog=f"cebm train {name}" if named else "cebm train [TRIAL]",
-        description=None if named else about,
+        prog=f"cebm train {text}" if named else "cebm train [TRIAL]",
+        description=RunArguments.__doc__ if named else about,
         config=config,
     )
 
     def start_run() -> None:
         set_threads(parsed.threads)
-        out = parsed.out or Path("runs") / f"{name}-{parsed.seed}"
-        job = parsed.job(name)
-        _run(name, job.steps, out, parsed.tensorboard, lambda listen: train(job, out, listen))
+        import_pieces(parsed.with_)
+        composed = with_options(trial, getattr(parsed, "trial", None))
+        job = replace(with_options(template, parsed.job), trial=composed, **parsed.place())
+        try:
+            to_json(job)
+        except TypeError as error:
+            raise ValueError(f"this run could not be saved: {error}") from error
+        out = parsed.out or Path("runs") / f"{name}-{job.seed}"
+        print(_material(job, parsed.data), flush=True)
+        _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen))
 
     return start_run
 
 
-def _run(name: str, steps: int, out: Path, tensorboard: bool, start: Callable[[Listener], Outcome]) -> None:
+def _with_pieces(base: type, pieces: dict[str, Any]) -> type:
+    """The arguments of a command and, without a prefix of their own, the options of pieces."""
+    unprefixed = [
+        (name, Annotated[type(options), tyro.conf.arg(name="", help="")], options)
+        for name, options in pieces.items()
+        if options is not None
+    ]
+    return make_dataclass(base.__name__, unprefixed, bases=(base,), frozen=True)
+
+
+def _material(job: Job, data: Path | None) -> str:
+    """What a run will learn from. An expert's demonstrations may take their time, so they are not made for this."""
+    if data is not None:
+        return f"{material_of(job).summary()} ({data})"
+    expert = "" if job.task is None else f" ({job.task.name})"
+    return f"{job.episodes or EXPERT_EPISODES:,} demonstrations of the expert to train on{expert}"
+
+
+def _run(job: Job, out: Path, tensorboard: bool, start: Callable[[Listener], Outcome]) -> None:
+    metric = None if job.task is None else job.task.metric
     with ExitStack() as stack:
-        listeners: list[Listener] = [stack.enter_context(ProgressBar(name, steps))]
+        listeners: list[Listener] = [stack.enter_context(ProgressBar(job.name, job.steps, metric))]
         if tensorboard:
             listeners.append(TensorBoard(out / "tensorboard"))
 
@@ -142,66 +237,7 @@ def _run(name: str, steps: int, out: Path, tensorboard: bool, start: Callable[[L
 
         outcome = start(listen)
     best = [row for row in outcome.metrics if row["kind"] == "evaluation" and row["step"] == outcome.best_step][-1]
-    result = f"success {best['success']:.0%}" if "success" in best else f"error {best['validation_action_error']:.4g}"
-    print(f"best at step {outcome.best_step}: {result} (validation)  {out}")
-
-
-def evaluate_run(arguments: "Eval") -> None:
-    """`cebm eval`: the summary is printed and, for a run, kept beside its metrics with a row per episode."""
-    set_threads(arguments.threads)
-    where = arguments.run
-    is_run = (where / "run.json").exists()
-    policy = load(where / ("policy" if arguments.last else "best") if is_run else where, arguments.device)
-    env: ParticleTask | str | None = arguments.env
-    if env is None and is_run:
-        env = task_of(load_job(where))
-    if env is None:
-        raise ValueError("env must be given: this policy does not come with a task of its own")
-    effort: dict[str, Any] = {"candidates": arguments.candidates, "budget_ms": arguments.budget_ms}
-    result = evaluate(
-        policy,
-        env,
-        episodes=arguments.episodes,
-        seed=TEST_SEED if arguments.seed is None else arguments.seed,
-        warm_start=arguments.warm_start,
-        **{name: value for name, value in effort.items() if value is not None},
-    )
-    summary = result.summary()
-    if is_run:
-        (where / "evaluation.json").write_text(json.dumps(summary, indent=1) + "\n")
-        result.write_csv(where / "evaluation.csv")
-    print(json.dumps(summary) if arguments.json else sentence(result))
-
-
-def report_runs(runs: list[Path], out: Path) -> None:
-    """`cebm report`: writes the page and ends with what each evaluated run reached."""
-    from cebm.report import write_report
-
-    write_report(runs, out)
-    for run in runs:
-        path = run / "evaluation.json"
-        summary = json.loads(path.read_text()) if path.exists() else {}
-        if "success" in summary:
-            rate = f"{100 * summary['success']:.0f} %"
-            print(f"success {rate} ({summary['successes']}/{summary['episodes']})  {out}")
-        else:
-            print(out)
-
-
-def sentence(result: Evaluation) -> str:
-    """The summary for people."""
-    summary = result.summary()
-    words = []
-    if result.successes is not None:
-        low, high = summary["success_low"], summary["success_high"]
-        words.append(
-            f"success {summary['success']:.0%} ({result.successes}/{result.episodes}, 95 % {low:.0%}–{high:.0%})"
-        )
-    for name in ("return", "min_distance_first", "min_distance_second", "final_distance"):
-        if name in summary:
-            words.append(f"{name.replace('_', ' ')} {summary[name]:.3f}")
-    words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
-    return "  ".join(words)
+    print(f"best at step {outcome.best_step}: {measured(best, metric)} (validation)  {out}")
 
 
 def set_threads(threads: int | None) -> None:
@@ -210,3 +246,95 @@ def set_threads(threads: int | None) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         torch.set_num_threads(threads)
+
+
+# -------------------------------------------------------------------------------------------- the others
+
+
+def write_demonstrations(arguments: "Demos") -> None:
+    """`cebm demos`: the episodes of a task's expert."""
+    particle = _particle_settings(arguments, ("dim", "steps", "wait", "random_order", "hide_velocity"))
+    demonstrations = named_task(arguments.task, particle).demonstrations(arguments.episodes, arguments.seed)
+    demonstrations.save(arguments.out)
+    print(f"{demonstrations.summary()}\n{arguments.out}")
+
+
+def evaluate_run(arguments: "Eval") -> None:
+    """`cebm eval`: the summary is printed and, for a run, kept beside its metrics with a row per episode."""
+    set_threads(arguments.threads)
+    import_pieces(arguments.with_)
+    where = arguments.run
+    is_run = (where / "run.json").exists()
+    policy = load(where / ("policy" if arguments.last else "best") if is_run else where, arguments.device)
+    task = _task_to_play(arguments, policy, load_job(where) if is_run else None)
+    effort: dict[str, Any] = {name: getattr(arguments, name) for name in ("candidates", "budget_ms", "execute")}
+    result = evaluate(
+        policy,
+        task,
+        episodes=arguments.episodes,
+        seed=TEST_SEED if arguments.seed is None else arguments.seed,
+        max_steps=arguments.max_steps,
+        warm_start=arguments.warm_start,
+        **{name: value for name, value in effort.items() if value is not None},
+    )
+    summary = {"task": task.name, "metric": task.metric, **result.summary()}
+    # First of all the result: the disk may be full.
+    print(json.dumps(summary) if arguments.json else sentence(result, task.metric), flush=True)
+    if is_run:
+        try:
+            result.write_csv(where / "evaluation.csv")
+            write_document(where / "evaluation.json", summary)
+        except OSError as error:
+            raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
+
+
+def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> Task:
+    if arguments.env is not None and arguments.task is not None:
+        raise ValueError("env and task say the same: give one of them")
+    if arguments.env is not None:
+        return Gym(arguments.env)
+    if arguments.task is not None:
+        dim = {"dim": policy.act_box.dim // policy.horizon} if arguments.task == "particle" else {}
+        return named_task(arguments.task, dim)
+    task = None if job is None else _task_of(job)
+    if task is None:
+        raise ValueError("task must be given: this policy does not come with a task of its own")
+    return task
+
+
+def _task_of(job: Job) -> Task | None:
+    """The job's task, or the one that the header of its data names."""
+    if job.task is not None or job.data is None:
+        return job.task
+    from cebm.demonstrations import Demonstrations
+
+    return task_of(Demonstrations.load(job.data).metadata)
+
+
+def sentence(result: Evaluation, metric: str = "success") -> str:
+    """The summary for people."""
+    summary = result.summary()
+    words = [measured(summary, metric)] if measured(summary, metric) else []
+    successes = "" if result.successes is None else f"{result.successes}/"
+    words.append(f"({successes}{result.episodes} episodes)")
+    words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
+    return "  ".join(words)
+
+
+def report_runs(runs: list[Path], out: Path, pieces: Sequence[str] = ()) -> None:
+    """`cebm report`: writes the page and ends with what each evaluated run reached."""
+    from cebm.report import write_report
+
+    import_pieces(pieces)
+    write_report(runs, out)
+    for run in runs:
+        path = run / "evaluation.json"
+        summary = read_document(path, "evaluation", old=True) if path.exists() else {}
+        result = measured(summary, summary.get("metric", "success"))
+        print(f"{result} ({summary['episodes']} episodes)  {out}" if result else out)
+
+
+def certify_samplers(arguments: "Certify") -> None:
+    """`cebm certify`: cebm's samplers by name, the user's own by where they are."""
+    names: tuple[str, ...] = sum(arguments.sampler, ())
+    certificate.report(names, arguments.seed, arguments.json, arguments.out, named_samplers(names))

@@ -158,10 +158,8 @@ def job(old: Json, where: str) -> Json:
     return {**old, "type": "cebm.runs:Job", **changed}
 
 
-def upgraded_policy(
-    header: Json, tensors: dict[str, Tensor], where: str
-) -> tuple[Json, dict[str, Tensor], dict[str, tuple[int, ...]]]:
-    """Header, tensors and their shapes of a policy of format 2."""
+def upgraded_policy(header: Json, tensors: dict[str, Tensor], where: str) -> tuple[Json, dict[str, Tensor]]:
+    """Header and tensors of a policy of format 2."""
     network = take(header, "network", where)
     settings, smoothing = energy(network, where)
     tensors = {name.replace("energy.proposal.", "energy.base.", 1): value for name, value in tensors.items()}
@@ -188,7 +186,7 @@ def upgraded_policy(
             "smoothing": smoothing,
         },
     }
-    return new, tensors, {name: tuple(value.shape) for name, value in tensors.items()}
+    return new, tensors
 
 
 def upgraded_checkpoint(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

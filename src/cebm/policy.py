@@ -26,7 +26,7 @@ from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import Box, Specification, check_finite, usable_device
-from cebm.storage import load_bundle, load_header, save_bundle, take, tensor_shapes
+from cebm.storage import load_bundle, save_bundle, take
 
 FORMAT, VERSION = "cebm.policy", 3
 Array = TypeVar("Array", bound=Any)
@@ -62,8 +62,8 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EnergyPolicy:
-    """Acts by an energy. The energy that is passed in stays as it is: unless it is frozen and in evaluation mode
-    already, the policy works on a frozen copy."""
+    """Acts by an energy. It works on a frozen copy in evaluation mode: the energy that is passed in stays as it is, and
+    what happens to it later does not change the policy."""
 
     energy: EnergyModel
     """E(x, y) in normalised units."""
@@ -103,6 +103,10 @@ class EnergyPolicy:
         for name, bound in (("low", self.low), ("high", self.high)):
             if bound is not None and bound.shape != self.act_box.centre.shape:
                 raise ValueError(f"{name} has shape {tuple(bound.shape)}, actions have {self.act_box.dim} dimensions")
+            if bound is not None and bool(bound.isnan().any()):
+                raise ValueError(f"{name} must not be NaN, got {bound.tolist()}")
+        if self.data_energies is not None and (self.data_energies.ndim != 1 or not len(self.data_energies)):
+            raise ValueError(f"data_energies must be a vector, got shape {tuple(self.data_energies.shape)}")
         low, high = self.limits
         if bool((low > high).any()):
             raise ValueError(f"low must not be above high, got {low.tolist()} and {high.tolist()}")
@@ -259,6 +263,10 @@ class EnergyPolicy:
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
 
+    def check(self, obs: Any) -> None:
+        """ValueError where `act` would refuse these observations."""
+        self._inputs(obs, "obs", self.obs_box)
+
     def _found(
         self,
         obs: Any,
@@ -341,11 +349,13 @@ def _taken(found: Found) -> Float[Tensor, "batch act"]:
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
-    """The energy where nothing of it trains, otherwise a frozen copy in evaluation mode."""
-    training = any(module.training for module in energy.modules())
-    if not training and not any(parameter.requires_grad for parameter in energy.parameters()):
-        return energy
-    return copy.deepcopy(energy).eval().requires_grad_(False)
+    """A copy that does not train."""
+    try:
+        copied = copy.deepcopy(energy)
+    except Exception as error:
+        name = type(energy).__name__
+        raise ValueError(f"energy: a {name} cannot be copied, which a policy needs: {error}") from error
+    return copied.eval().requires_grad_(False)
 
 
 # ---------------------------------------------------------------------------------------------- loading
@@ -355,37 +365,30 @@ def load(directory: str | Path, device: torch.device | str = "cpu") -> EnergyPol
     """Reads a policy that `save` wrote; a StorageError says what is wrong with a damaged, altered or newer one. A
     policy made of your own pieces needs their module imported first."""
     where, place = Path(directory), usable_device(device)
-    shapes = tensor_shapes(where, load_header(where, FORMAT, VERSION))
     header, tensors = load_bundle(where, FORMAT, VERSION)
     try:
         if header["version"] < 3:
-            header, tensors, shapes = upgraded_policy(header, tensors, str(where))
-        return _rebuild(header, tensors, shapes, str(where), place)
+            header, tensors = upgraded_policy(header, tensors, str(where))
+        return _rebuild(header, tensors, str(where), place)
     except StorageError:
         raise
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise StorageError(f"{where}: {error}") from error
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise StorageError(f"{where}: {error or type(error).__name__}") from error
 
 
-def _rebuild(
-    header: dict[str, Any],
-    tensors: dict[str, Tensor],
-    shapes: dict[str, tuple[int, ...]],
-    where: str,
-    device: torch.device,
-) -> EnergyPolicy:
+def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor], where: str, device: torch.device) -> EnergyPolicy:
     spec = from_json(take(header, "spec", where), Specification, where)
     settings = from_json(take(header, "energy", where), EnergySettings, where)
     acting = from_json(take(header, "acting", where), Acting, where)
-    boxes = []
+    boxes = {}
     for name, dim in (("obs", spec.obs_dim), ("act", spec.act_dim)):
         centre, scale = (take(tensors, f"{name}_box.{part}", where) for part in ("centre", "scale"))
-        boxes.append(Box(centre, scale, take(header, f"{name}_margin", where)).to(device))
-        if boxes[-1].dim != dim:
-            raise StorageError(f"{where}: {name}_box has {boxes[-1].dim} dimensions, the specification {dim}")
+        margin = from_json(take(header, f"{name}_margin", where), float, f"{where}: {name}_margin")
+        boxes[name] = box = Box(centre, scale, margin).to(device)
+        if box.dim != dim:
+            raise StorageError(f"{where}: {name}_box has {box.dim} dimensions, the specification {dim}")
     weights = {name.removeprefix("energy."): value for name, value in tensors.items() if name.startswith("energy.")}
-    stored = {name.removeprefix("energy."): shape for name, shape in shapes.items() if name.startswith("energy.")}
-    _check_sizes(settings, spec, stored, where)
+    _check_sizes(settings, spec, weights, where)
     # A generator of its own: loading leaves torch's global one alone.
     energy = settings.build(spec, torch.Generator())
     floating = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)
@@ -394,20 +397,23 @@ def _rebuild(
         energy.load_state_dict(weights)
     except RuntimeError as error:
         raise StorageError(f"{where}: the weights do not fit the settings: {error}") from error
-    optional = {name: tensors[name].to(device) for name in ("low", "high", "data_energies") if name in tensors}
-    return EnergyPolicy(energy.to(device).eval().requires_grad_(False), *boxes, acting, spec, settings, **optional)
+    low, high, data_energies = (
+        tensors[name].to(device) if name in tensors else None for name in ("low", "high", "data_energies")
+    )
+    return EnergyPolicy(energy.to(device), boxes["obs"], boxes["act"], acting, spec, settings, low, high, data_energies)
 
 
-def _check_sizes(settings: Any, spec: Specification, stored: dict[str, tuple[int, ...]], where: str) -> None:
+def _check_sizes(settings: Any, spec: Specification, weights: dict[str, Tensor], where: str) -> None:
     """Builds the energy without memory and compares it with the weights in the file, so that a header that lies about
     its sizes is refused before anything large is made."""
     try:
-        with torch.device("meta"), _at_most(len(stored), where):
+        with torch.device("meta"), _at_most(weights, where):
             built = {name: tuple(value.shape) for name, value in settings.build(spec, None).state_dict().items()}
     except StorageError:
         raise
-    except Exception:  # a user's energy that cannot be built without memory: its own file, its own risk
+    except Exception:  # a user's energy may not be made for this; the real one says what is wrong, if anything is
         return
+    stored = {name: tuple(value.shape) for name, value in weights.items()}
     for name in sorted(built.keys() | stored.keys()):
         if built.get(name) != stored.get(name):
             raise StorageError(
@@ -417,20 +423,21 @@ def _check_sizes(settings: Any, spec: Specification, stored: dict[str, tuple[int
 
 
 @contextmanager
-def _at_most(parameters: int, where: str) -> Iterator[None]:
-    """Stops a build of more parameters than this, in this thread."""
-    thread, count = threading.get_ident(), 0
+def _at_most(weights: dict[str, Tensor], where: str) -> Iterator[None]:
+    """Stops a build, in this thread, of far more weights than these. Ten times as many may come and go meanwhile, as
+    where a layer's weights are replaced after it is made."""
+    thread, tensors, numbers = threading.get_ident(), 0, 0
+    most = 10 * len(weights) + 10, 10 * sum(value.numel() for value in weights.values()) + 1000
 
-    def counted(module: nn.Module, name: str, parameter: Any) -> None:
-        nonlocal count
-        if threading.get_ident() == thread:
-            count += 1
-            if count > parameters:
-                raise StorageError(
-                    f"{where}: the settings build more weights than the {parameters} tensors in the file"
-                )
+    def count(module: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal tensors, numbers
+        if threading.get_ident() != thread or parameter is None:
+            return
+        tensors, numbers = tensors + 1, numbers + parameter.numel()
+        if tensors > most[0] or numbers > most[1]:
+            raise StorageError(f"{where}: the weights do not fit the settings: those build far more than the file has")
 
-    handle = nn.modules.module.register_module_parameter_registration_hook(counted)
+    handle = nn.modules.module.register_module_parameter_registration_hook(count)
     try:
         yield
     finally:
@@ -443,7 +450,8 @@ def _at_most(parameters: int, where: str) -> Iterator[None]:
 class Runner:
     """Steps a policy through a batch of episodes: remembers the last observations, plays out action chunks and,
     with `warm_start`, hands the last action (of a chunk: what was not played) back to the search. Not shared
-    between threads; `reset` forgets. It is a policy itself, and takes any policy."""
+    between threads; `reset` forgets. It is a policy itself, and takes any policy. A policy's method `check(obs)`,
+    where it has one, refuses observations that come while a chunk is played."""
 
     def __init__(
         self,
@@ -484,7 +492,8 @@ class Runner:
     def act(self, obs: Any) -> np.ndarray:
         """The next action of every episode [batch, act], or of one, for one observation [obs]. An observation that is
         refused leaves the runner as it was."""
-        seen = np.array(obs)  # a copy: environments may write the next observation into the same array
+        # A copy: environments may write the next observation into the same array.
+        seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
         single = seen.ndim == 1
         seen = seen[None] if single else seen
         if seen.ndim != 2:
@@ -497,6 +506,8 @@ class Runner:
             row, column = np.argwhere(~np.isfinite(seen))[0]
             raise ValueError(f"obs has NaN or infinite values: row {row}, dimension {column}")
         past = ([seen] * self._history if not self._seen else [*self._seen, seen])[-self._history :]
+        if self._chunk and hasattr(self.policy, "check"):
+            self.policy.check(np.concatenate(past, 1))
         if not self._chunk:
             before = {"previous": self._last} if self.warm_start and self._last is not None else {}
             chunk = np.asarray(self.policy.act(np.concatenate(past, 1), **before, **self.effort))

@@ -4,6 +4,7 @@ run.json (settings, versions, commit, the data's fingerprint), metrics.jsonl, ch
 and policy/. One process at a time works in it.
 """
 
+import os
 import platform
 import shutil
 import signal
@@ -161,66 +162,83 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 def train(job: Job, directory: str | Path, listen: Listener = lambda row: None) -> Outcome:
-    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. A start that fails
-    leaves nothing behind."""
+    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. Nothing is written
+    before the data are read and a first step has been tried, so a start that fails leaves nothing behind."""
     where = Path(directory)
-    if (where / "run.json").exists():
-        raise FileExistsError(f"{where} holds a run already; resume it or choose another directory")
-    new = not where.exists()
+    _check_empty(where)
+    material = material_of(job)
+    trainer = trainer_of(job, material)
     try:
+        trainer.rehearse()
+    except FloatingPointError as error:
+        raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
+    record = _run_record(job, material)
+    with _writing(where):
         where.mkdir(parents=True, exist_ok=True)
+    with locked(where):
+        _check_empty(where)  # another process may have been faster
+        with _writing(where):
+            write_document(where / "run.json", record)
+        return _loop(job, trainer, material, {}, [], where, listen)
+
+
+def _check_empty(where: Path) -> None:
+    others = sorted(path.name for path in where.iterdir() if path.name != ".lock") if where.is_dir() else []
+    if "run.json" in others:
+        raise FileExistsError(f"{where} holds a run already; resume it or choose another directory")
+    if others:
+        raise FileExistsError(f"{where} is not empty (it holds {others[0]!r}); choose another directory")
+
+
+@contextmanager
+def _writing(where: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
-    began = False
-    try:
-        with locked(where):
-            others = sorted(path.name for path in where.iterdir() if path.name != ".lock")
-            if others:
-                raise FileExistsError(f"{where} is not empty (it holds {others[0]!r}); choose another directory")
-            material = material_of(job)
-            trainer = trainer_of(job, material)
-            try:
-                write_document(where / "run.json", _run_record(job, material))
-            except OSError as error:
-                raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
-            began = True
-            return _loop(job, trainer, material, {}, where, listen)
-    finally:
-        if new and not began and not any(where.iterdir()):
-            where.rmdir()
 
 
 def resume(directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None) -> Outcome:
     """Continues a run from its last good checkpoint, bit for bit; `steps` extends it. A learning rate that follows a
-    cosine then follows that of the new length, and rises again from the 0 that a finished run ended with."""
+    cosine then follows that of the new length, and rises again from the 0 that a finished run ended with.
+
+    Nothing is written before data, checkpoints and metrics are known to fit: what cannot be resumed stays as it is.
+    """
     where = Path(directory)
-    job = load_job(where)
+    read_record(where)  # before there is a lock in a directory that holds no run
     with locked(where):
-        if steps is not None and steps != job.steps:
-            job = replace(job, steps=steps)
+        record, job = read_record(where), load_job(where)
+        changed = steps is not None and steps != job.steps
+        job = replace(job, steps=steps) if steps is not None else job
         material = material_of(job)
-        record = read_record(where)
         before = record.get("data")
         if before is not None and before != material.fingerprint():
             source = job.data or "the task's demonstrations"
             raise TrainingError(f"{where}: {source} changed since the run began; resume needs the same data")
         trainer = trainer_of(job, material)
-        best = _restore(trainer, where)
-        if job.steps != take(take(record, "job", str(where)), "steps", str(where)):
-            write_document(where / "run.json", _run_record(job, material))
-        return _loop(job, trainer, material, best, where, listen)
+        best, rows = _restore(trainer, job, where)
+        if changed:
+            with _writing(where):
+                write_document(where / "run.json", _run_record(job, material))
+        return _loop(job, trainer, material, best, rows, where, listen)
 
 
 def read_record(directory: str | Path) -> dict[str, Any]:
     """What run.json holds: the job as JSON, versions, commit, threads, the data's fingerprint."""
-    return read_document(Path(directory) / "run.json", "run directory", old=True)
+    path = Path(directory) / "run.json"
+    record = read_document(path, "run directory", old=True)
+    job = take(record, "job", str(path))
+    if not isinstance(job, dict):
+        raise StorageError(f"{path}: damaged, the job is no JSON object")
+    # Only the first format has no checksum.
+    return record if job.get("type") == "Job" else read_document(path, "run directory")
 
 
 def load_job(directory: str | Path) -> Job:
     """The settings of a run."""
     path = Path(directory) / "run.json"
-    stored = take(read_record(directory), "job", str(path))
-    if isinstance(stored, dict) and stored.get("type") == "Job":
+    stored = read_record(directory)["job"]
+    if stored.get("type") == "Job":
         stored = legacy.job(stored, str(path))
     return from_json(stored, Job, str(path))
 
@@ -231,9 +249,14 @@ def load_metrics(directory: str | Path) -> list[dict[str, Any]]:
 
 
 def _loop(
-    job: Job, trainer: Trainer, material: Material, best: dict[str, Any], where: Path, listen: Listener
+    job: Job,
+    trainer: Trainer,
+    material: Material,
+    best: dict[str, Any],
+    rows: list[dict[str, Any]],
+    where: Path,
+    listen: Listener,
 ) -> Outcome:
-    rows = [row for row in load_metrics(where) if row["step"] <= trainer.step_count]
     began = perf_counter() - (rows[-1]["seconds"] if rows else 0.0)
     with _metrics_file(where, rows) as file, _signals() as stop:
 
@@ -264,6 +287,7 @@ def _loop(
                 if step % job.checkpoint_every == 0 or last or stop:
                     with _diverging(f"the checkpoint of step {step}", trainer, where):
                         trainer.check_weights()
+                    os.fsync(file.fileno())  # no checkpoint is newer than its metrics, even when the power fails
                     _save_checkpoint(trainer, where, best, job.keep_checkpoints)
                 if stop and not last:
                     raise Interrupted(f"stopped at step {step} on request; resume continues from there")
@@ -289,12 +313,12 @@ def _last_good(trainer: Trainer, where: Path) -> str:
     """The newest checkpoint that loads and whose next step is finite; the trainer is left at one of them."""
     for directory in checkpoints(where):
         try:
-            header, tensors = load_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
-            trainer.load_state(tensors, take(header, "step", str(directory)))
+            step, _, tensors = _checkpoint(directory)
+            trainer.load_state(tensors, step)
             trainer.step()
             trainer.check_weights()
-            return f"last good checkpoint: step {header['step']}"
-        except (StorageError, FloatingPointError, ValueError):
+            return f"last good checkpoint: step {step}"
+        except (ArithmeticError, ValueError, RuntimeError):
             continue
     return "there is no good checkpoint: start again, with a lower learning rate"
 
@@ -310,7 +334,7 @@ def trainer_of(job: Job, material: Material | None = None) -> Trainer:
 def restored(job: Job, where: Path) -> tuple[Trainer, dict[str, Any]]:
     """The trainer of a run as its newest checkpoint has it, or as it began; and the record of its best policy."""
     trainer = trainer_of(job)
-    return trainer, _restore(trainer, where)
+    return trainer, _restore(trainer, job, where)[0]
 
 
 def _evaluate(
@@ -372,32 +396,67 @@ def load_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Te
     return header, tensors if header["version"] > 1 else legacy.upgraded_checkpoint(tensors)
 
 
-def _restore(trainer: Trainer, where: Path) -> dict[str, Any]:
-    """Loads the newest checkpoint that is whole; the record of the best policy so far. Where checkpoints are there, or
-    should be, and none fits, nothing is overwritten: a StorageError names them."""
-    problems = []
-    for directory in checkpoints(where):
+def _checkpoint(directory: Path) -> tuple[int, dict[str, Any], dict[str, torch.Tensor]]:
+    """Step, record of the best policy and tensors of a checkpoint."""
+    header, tensors = load_checkpoint(directory)
+    step, best = (take(header, name, str(directory)) for name in ("step", "best"))
+    if type(step) is not int or step < 0:
+        raise StorageError(f"{directory}: step must be an integer of at least 0, got {step!r}")
+    if not isinstance(best, dict) or (best and not best.keys() >= {"step", "score"}):
+        raise StorageError(f"{directory}: the record of the best policy makes no sense, got {best!r}")
+    return step, best, tensors
+
+
+def _restore(trainer: Trainer, job: Job, where: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Brings the trainer to the newest checkpoint that fits. Returns the record of the best policy so far, and the rows
+    of metrics up to there. Nothing is written; a StorageError names the files because of which a run cannot go on."""
+    rows, found, problems = load_metrics(where), checkpoints(where), []
+    for directory in found:
         try:
-            header, tensors = load_checkpoint(directory)
-            trainer.load_state(tensors, take(header, "step", str(directory)))
-            best = take(header, "best", str(directory))
-        except (StorageError, RuntimeError) as error:
+            step, best, tensors = _checkpoint(directory)
+            trainer.load_state(tensors, step)
+            break
+        except StorageError as error:
             problems.append(f"{directory}: {error}")
-            continue
-        for problem in problems:
-            warnings.warn(f"skipping a checkpoint: {problem}", stacklevel=2)
-        return best
-    if problems:
-        raise StorageError(f"no checkpoint of {where} fits, so it cannot be resumed: {'; '.join(problems)}")
-    rows = load_metrics(where)
-    saved = [row["step"] for row in rows if row["kind"] == "evaluation"]
-    if (
-        saved
-        and (where / "best").exists()
-        and saved[-1] > take(read_record(where), "job", str(where))["checkpoint_every"]
-    ):
-        raise StorageError(f"{where / 'checkpoints'}: the checkpoints of this run are missing, so it cannot be resumed")
-    return {}
+    else:
+        if problems:
+            raise StorageError(f"no checkpoint of {where} fits, so it cannot be resumed: {'; '.join(problems)}")
+        _check_young(job, rows, where)
+        return {}, []
+    for problem in problems:
+        warnings.warn(f"skipping a checkpoint: {problem}", stacklevel=3)
+    rows = [row for row in rows if row["step"] <= step]
+    _check_rows(rows, step - step % job.log_every, where)
+    return _check_best(best, where), rows
+
+
+def _check_young(job: Job, rows: list[dict[str, Any]], where: Path) -> None:
+    """A run without checkpoints begins again, unless it must have had some: those are saved every `checkpoint_every`
+    steps and before the final policy."""
+    late = bool(rows) and rows[-1]["step"] > job.checkpoint_every
+    if late or (where / "policy").exists():
+        raise StorageError(f"{where / 'checkpoints'}: the checkpoints are missing, so the run cannot be resumed")
+    if (where / "best").exists() and not rows:
+        raise StorageError(f"{where / 'metrics.jsonl'}: the metrics are missing, so the run cannot be resumed")
+
+
+def _check_rows(rows: list[dict[str, Any]], logged: int, where: Path) -> None:
+    """Metrics are on disk before a checkpoint is: those up to the last step that is `logged` must be there."""
+    path, last = where / "metrics.jsonl", rows[-1]["step"] if rows else 0
+    if last < logged:
+        raise StorageError(f"{path}: rows up to step {logged} are missing, so the run cannot be resumed")
+    if rows and type(rows[-1].get("seconds")) not in (int, float):
+        raise StorageError(f"{path}: the row of step {last} has no seconds")
+
+
+def _check_best(best: dict[str, Any], where: Path) -> dict[str, Any]:
+    """The record, where the policy that it speaks of is there."""
+    if best and not (where / "best").exists():
+        warnings.warn(f"{where / 'best'} is missing: the best policy is chosen anew", stacklevel=4)
+        return {}
+    if best:
+        load(where / "best")
+    return best
 
 
 @contextmanager
@@ -405,16 +464,12 @@ def _metrics_file(where: Path, rows: list[dict[str, Any]]) -> Iterator[TextIO]:
     """Opens metrics.jsonl for appending, after cutting it back to `rows`."""
     path = where / "metrics.jsonl"
     content = "".join(map(row_line, rows))
-    try:
+    with _writing(where):
         if not path.exists() or path.read_text() != content:
             write_atomically(path, content.encode())
         file = open(path, "a")  # noqa: SIM115
-    except OSError as error:
-        raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
-    try:
+    with file:
         yield file
-    finally:
-        file.close()
 
 
 class _Stop:

@@ -144,6 +144,13 @@ class Trainer:
         self._follow()
         return log
 
+    def rehearse(self) -> None:
+        """Takes the next step and goes back to where it was: what cannot be trained fails now."""
+        state, step = self.state(), self.step_count
+        self.step()
+        self.state()
+        self.load_state(state, step)
+
     def check_weights(self) -> None:
         """FloatingPointError where a weight is NaN or infinite, so that training cannot go on from here."""
         for name, value in self.learner.state_dict().items():
@@ -160,8 +167,9 @@ class Trainer:
         for average, weight in zip(self.average.parameters(), self.learner.energy.parameters(), strict=True):
             average.lerp_(weight, 1 - keep)
         for mine, other in zip(self.average.modules(), self.learner.energy.modules(), strict=True):
-            if hasattr(mine, "follow_weights"):  # buffers that belong to the averaged weights, not to the raw ones
-                mine.follow_weights()
+            follow = getattr(mine, "follow_weights", None)
+            if callable(follow):  # buffers that belong to the averaged weights, not to the raw ones
+                follow()
                 continue
             for buffer, new in zip(mine.buffers(recurse=False), other.buffers(recurse=False), strict=True):
                 buffer.copy_(new)
@@ -241,16 +249,10 @@ class Trainer:
         modules += [("average.", self.average)] if self.average is not None else []
         for prefix, module in modules:
             _check_fit(part(prefix), module.state_dict(), prefix)
-        generator = take(tensors, "generator", "checkpoint")
-        entries: dict[int, dict[str, Tensor]] = {}
-        for name, value in part("optimiser.").items():
-            index, key = name.split(".", 1)
-            entries.setdefault(int(index), {})[key] = value
-        parameters = list(self.learner.parameters())
-        for index, entry in entries.items():
-            sizes = {tuple(value.shape) for value in entry.values() if value.ndim}
-            if index >= len(parameters) or sizes - {tuple(parameters[index].shape)}:
-                raise StorageError(f"checkpoint: the optimiser's state {index} does not fit the weights")
+        generator, own = take(tensors, "generator", "checkpoint"), self.generator.get_state()
+        if (generator.shape, generator.dtype) != (own.shape, own.dtype):
+            raise StorageError("checkpoint: the generator's state is that of another kind of generator")
+        entries = _optimiser_entries(part("optimiser."), list(self.learner.parameters()))
         self.generator.set_state(generator)
         for prefix, module in modules:
             module.load_state_dict(part(prefix))
@@ -288,6 +290,18 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(hash((self.seed, self.step_count)) % 2**63)
             yield
+
+
+def _optimiser_entries(tensors: dict[str, Tensor], parameters: list[nn.Parameter]) -> dict[int, dict[str, Tensor]]:
+    """The optimiser's state by the number of the parameter: from `3.exp_avg` to [3]["exp_avg"]."""
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, _, key = name.partition(".")
+        fits = index.isdecimal() and int(index) < len(parameters)
+        if not fits or (value.ndim and value.shape != parameters[int(index)].shape):
+            raise StorageError(f"checkpoint: the optimiser's state {name} does not fit the weights")
+        entries.setdefault(int(index), {})[key] = value
+    return entries
 
 
 def _check_fit(given: dict[str, Tensor], wanted: dict[str, Tensor], prefix: str) -> None:

@@ -3,7 +3,7 @@ they train, save, score and act through the same code as the implicit ones; only
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from math import inf, log, pi
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ class Trunk(nn.Module):
         for name, value, smallest in least:
             if value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}, got {value}")
-        sizes = [obs_dim, *[width] * hidden_layers, outputs]
+        sizes = chain([obs_dim], repeat(width, hidden_layers), [outputs])  # no list: a damaged file may ask for 10⁹
         self.layers = nn.ModuleList(Linear(i, o, init, generator=generator) for i, o in pairwise(sizes))
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
