@@ -345,7 +345,7 @@ def test_eval_in_other_places(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.match(r"success \d+% \[.*\]  \(\d/2 episodes\)  action ", capsys.readouterr().out)
     arguments = ["eval", "run/policy", "--env", "cebm.tasks:cebm/Particle-v0", "--episodes", "1"]
     assert "env has 8 observation and 2 action dimensions, the policy 4 and 1" in fails(capsys, *arguments)
-    assert "task must be given" in fails(capsys, "eval", "run/policy")
+    assert "task must be given (--task)" in fails(capsys, "eval", "run/policy")
     assert "give one of them" in fails(capsys, "eval", "run", "--env", "Pendulum-v1", "--task", "particle")
 
 
@@ -407,6 +407,10 @@ def test_report_ends_with_what_was_reached(capsys: pytest.CaptureFixture[str], m
         ("train ibc --data taskless.npz", "the settings under 'task' are missing"),
         ("train ibc --objective.count 0", "objective: count must be at least 1, got 0"),
         ("train ibc --steps 0", "steps must be at least 1, got 0"),
+        ("train ibc --seed -1", "seed must be at least 0 and below 2^63, got -1"),
+        ("eval run --seed 9223372036854775808", "seed must be at least 0 and below 2^63, got 9223372036854775808"),
+        ("demos particle --seed -1 --out x.npz", "seed must be at least 0"),
+        ("certify --seed -1", "seed must be at least 0"),
         ("train ibc --threads 0", "threads must be at least 1, got 0"),
         ("train ibc --device foo --episodes 6 --out new", "device 'foo' cannot be used on this machine"),
         ("train ibc --episodes 999999999999 --out new", "episodes must be at most 1,000,000"),
@@ -481,6 +485,8 @@ def test_certify_judges_a_users_sampler(capsys: pytest.CaptureFixture[str], monk
     from cebm import certificate
 
     monkeypatch.setattr(certificate, "SINGLE_STEPS", 1100)
+    monkeypatch.setattr(certificate, "CHAINS", 300)
+    monkeypatch.setattr(certificate, "SINGLE_REPLICAS", 16)
     main(["certify", "--json", "--sampler", "own_stuff.py:Drift"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 8 and {row["sampler"] for row in rows} == {"own_stuff.py:Drift"}

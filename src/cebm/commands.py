@@ -101,6 +101,13 @@ def _described(found: Any) -> str:
     return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
 
 
+def check_seed(seed: int) -> int:
+    """A seed that torch and numpy both take."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be at least 0 and below 2^63, got {seed}")
+    return seed
+
+
 def _particle_settings(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
     """The settings of the particle task that were given; a flag counts when it is set."""
     given = {name: getattr(arguments, name) for name in names}
@@ -193,6 +200,7 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
     def start_run() -> None:
         set_threads(parsed.threads)
         import_pieces(parsed.with_)
+        check_seed(parsed.job.seed)
         composed = with_options(trial, getattr(parsed, "trial", None))
         job = replace(with_options(template, parsed.job), trial=composed, **parsed.place())
         try:
@@ -253,8 +261,9 @@ def set_threads(threads: int | None) -> None:
 
 def write_demonstrations(arguments: "Demos") -> None:
     """`cebm demos`: the episodes of a task's expert."""
+    seed = check_seed(arguments.seed)
     particle = _particle_settings(arguments, ("dim", "steps", "wait", "random_order", "hide_velocity"))
-    demonstrations = named_task(arguments.task, particle).demonstrations(arguments.episodes, arguments.seed)
+    demonstrations = named_task(arguments.task, particle).demonstrations(arguments.episodes, seed)
     demonstrations.save(arguments.out)
     print(f"{demonstrations.summary()}\n{arguments.out}")
 
@@ -272,7 +281,7 @@ def evaluate_run(arguments: "Eval") -> None:
         policy,
         task,
         episodes=arguments.episodes,
-        seed=TEST_SEED if arguments.seed is None else arguments.seed,
+        seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
         max_steps=arguments.max_steps,
         warm_start=arguments.warm_start,
         **{name: value for name, value in effort.items() if value is not None},
@@ -298,7 +307,7 @@ def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> T
         return named_task(arguments.task, dim)
     task = None if job is None else _task_of(job)
     if task is None:
-        raise ValueError("task must be given: this policy does not come with a task of its own")
+        raise ValueError("task must be given (--task): this policy does not come with a task of its own")
     return task
 
 
@@ -337,4 +346,4 @@ def report_runs(runs: list[Path], out: Path, pieces: Sequence[str] = ()) -> None
 def certify_samplers(arguments: "Certify") -> None:
     """`cebm certify`: cebm's samplers by name, the user's own by where they are."""
     names: tuple[str, ...] = sum(arguments.sampler, ())
-    certificate.report(names, arguments.seed, arguments.json, arguments.out, named_samplers(names))
+    certificate.report(names, check_seed(arguments.seed), arguments.json, arguments.out, named_samplers(names))

@@ -186,7 +186,10 @@ class EnergyPolicy:
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
-        order = found.energies.argsort(1)
+        # The chosen one comes first among those of its energy.
+        others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
+        order = others.int().argsort(dim=1, stable=True)
+        order = order.gather(1, found.energies.gather(1, order).argsort(dim=1, stable=True))
         actions = self._units(found.actions)
         score = torch.full_like(energies, torch.nan)
         if self.data_energies is not None:

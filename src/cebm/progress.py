@@ -51,8 +51,8 @@ class ProgressBar:
         else:
             self._evaluation = measured(row, self._metric)
             if not self._live:
-                done = f"step {row['step']:>6}  {self._train}  {self._evaluation}  {row['seconds']:.0f} s"
-                self._console.print(done, highlight=False, markup=False, soft_wrap=True)
+                words = [f"step {row['step']:>6}", self._train, self._evaluation, f"{row['seconds']:.0f} s"]
+                self._console.print("  ".join(filter(None, words)), highlight=False, markup=False, soft_wrap=True)
         self._bar.update(self._task, completed=row["step"], numbers=f"{self._train}  {self._evaluation}")
 
     def __enter__(self) -> "ProgressBar":
