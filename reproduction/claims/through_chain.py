@@ -137,8 +137,7 @@ def extra_gradient(trainer: Trainer) -> dict[str, float]:
     obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(trainer.device) for part in windows[rows])
     obs, actions = trainer.obs_box.normalise(obs), trainer.act_box.normalise(actions)
     found = []
-    for kept in (False, True):  # the original comes last, and stays
-        learner.objective = vary(objective, keep_graph=kept)
+    for learner.objective in (vary(objective, keep_graph=False), objective):  # the original comes last, and stays
         loss, _ = learner.loss(obs, actions, torch.Generator(trainer.device).manual_seed(trainer.seed))
         found.append(_gradients(learner.energy, loss))
     constant, through = found

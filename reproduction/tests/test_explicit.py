@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cebm.evaluation import Evaluation, _particle_rows
-from cebm.runs import demonstrations_of
+from cebm.evaluation import Evaluation
+from cebm.runs import material_of
 from cebm.tasks import ParticleTask
 from reproduction import trainings
 from reproduction.claims.explicit_policies import TASKS, TRIALS, ExplicitPolicies
@@ -75,7 +75,7 @@ def test_the_data_are_the_same_and_have_two_modes() -> None:
     for task in tasks:
         if task.label.endswith("plain"):
             continue
-        demonstrations = demonstrations_of(replace(task.job, episodes=60))[0]
+        demonstrations = material_of(replace(task.job, episodes=60)).training
         starts = np.arange(0, len(demonstrations.obs), 50)
         first_goal = demonstrations.obs[starts, 2:4]
         share = (np.abs(demonstrations.actions[starts] - first_goal).max(1) < 1e-6).mean()
@@ -91,8 +91,8 @@ def test_a_goal_is_reached_by_going_there_and_not_between(monkeypatch: pytest.Mo
 
     def share(act: Callable[[np.ndarray], np.ndarray]) -> float:
         def rolled(policy: Any, task: ParticleTask, *, episodes: int, seed: int, **_: Any) -> Evaluation:
-            stepper: Any = SimpleNamespace(act=act)
-            return Evaluation(_particle_rows(stepper, task, episodes, seed)[0], seed, 0.0, 0.0, 0.0)
+            actor: Any = SimpleNamespace(act=act, reset=lambda: None)
+            return Evaluation(task.roll_out(actor, episodes, seed).rows, seed, 0.0, 0.0, 0.0)
 
         monkeypatch.setattr(trainings, "evaluate", rolled)
         policy: Any = None

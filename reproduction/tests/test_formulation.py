@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cebm.recipes import find_trial
+from cebm.recipes import find_trial, vary
 from reproduction.claims.formulation import Formulation
 from reproduction.ledger import Results, Task
 from reproduction.running import reproduce
@@ -64,7 +64,7 @@ def test_the_difference_is_paired_by_seed() -> None:
 
 def test_the_trials_differ_in_their_sampler_alone() -> None:
     ibc, correct = find_trial("ibc"), find_trial("correct")
-    assert replace(correct, sampler=ibc.sampler) == ibc != correct
+    assert vary(correct, **{"objective.source.sampler": ibc.objective.source.sampler}) == ibc != correct
 
 
 def run_short(task: Task, out: Path, runs: Path) -> None:

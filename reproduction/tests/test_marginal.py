@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cebm.recipes import find_trial
+from cebm.recipes import find_trial, vary
 from reproduction import trainings
 from reproduction.claims.marginal import LONG, PAPERS, Marginal, on_par, steps_per_epoch
 from reproduction.intervals import Interval
@@ -111,12 +111,12 @@ def test_tasks_differ_in_the_sampler_alone() -> None:
     tasks = [task for task in Marginal().tasks(PAPER, range(5)) if isinstance(task, Training)]
     assert len(tasks) == 4 * 5 + 4 * 3
     assert [task.job.steps for task in tasks if task.label == LONG] == [9000] * 3
-    assert replace(find_trial("in-batch"), negatives="chains") == find_trial("ibc")
+    assert vary(find_trial("in-batch"), **{"objective.source": find_trial("ibc").objective.source}) == find_trial("ibc")
     first = [task.job for task in tasks if task.seed == 0 and task.label != LONG]
     assert len({(job.steps, job.episodes, job.task) for job in first}) == 1
     more = next(job for job in first if job.name == "correct-mas-maxent-64")
-    assert more.trial.negative_count == 64
-    assert replace(more.trial, negative_count=8) == find_trial("correct-mas-maxent")
+    assert more.trial.objective.count == 64
+    assert vary(more.trial, count=8) == find_trial("correct-mas-maxent")
     assert steps_per_epoch(3000) == 29 and steps_per_epoch(3001) is None and first[0].steps == 3000
 
 

@@ -18,7 +18,7 @@ import scipy.stats
 import torch
 
 from cebm.policy import load
-from cebm.recipes import find_trial
+from cebm.recipes import find_trial, vary
 from cebm.runs import restored
 from cebm.samplers import Langevin
 from cebm.trainer import Trainer
@@ -175,7 +175,10 @@ def test_records_of_other_settings_are_refused(inline: None, tmp_path: Path) -> 
 
 def test_the_settings_of_a_training_are_all_there() -> None:
     task = training("ibc", trainings.PAPER, 0)
-    changed = replace(task, job=replace(task.job, trial=replace(task.job.trial, sampler=Langevin("ibc", noise=0.2))))
+    changed = replace(
+        task,
+        job=replace(task.job, trial=vary(task.job.trial, **{"objective.source.sampler": Langevin("ibc", noise=0.2)})),
+    )
     assert running.differing(task.settings, task.settings) == ""
     assert running.differing(task.settings, changed.settings) == "noise: 0.1, now 0.2"
 
@@ -333,12 +336,12 @@ def test_a_key_is_the_settings_and_not_the_label() -> None:
         training("ibc-mas", TINY, 0),
         training("ibc", TINY, 0, episodes=3),
         training("ibc", TINY, 0, steps=5),
-        training(replace(find_trial("ibc"), negative_count=9), TINY, 0, "ibc"),
+        training(vary(find_trial("ibc"), count=9), TINY, 0, "ibc"),
     ]
     assert len({plain.key, *(task.key for task in others)}) == 6
     # A setting that is as usual is not part of it, so that a class can gain settings.
-    assert "burn_in" not in json.dumps(unusual(plain.job))
-    changed = replace(plain.job, trial=replace(plain.job.trial, sampler=replace(plain.job.trial.sampler, noise=0.3)))
+    assert "keep_graph" not in json.dumps(unusual(plain.job))
+    changed = replace(plain.job, trial=vary(plain.job.trial, **{"objective.source.sampler.noise": 0.3}))
     assert '"noise": 0.3' in json.dumps(unusual(changed)) and unusual(changed) != unusual(plain.job)
 
 

@@ -13,7 +13,7 @@ from cebm import negatives
 from cebm.energies import MLPEnergy
 from cebm.losses import info_nce
 from cebm.negatives import ShortChains, Source
-from cebm.recipes import find_trial
+from cebm.recipes import find_trial, vary
 from cebm.runs import trainer_of
 from cebm.samplers import run
 from reproduction.claims.through_chain import LABEL, THROUGH, ThroughChain, extra_gradient, job_of
@@ -30,7 +30,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     tasks = CLAIM.tasks(TOY, [0])
     plain, through = (task for task in tasks if isinstance(task, Training))
-    assert plain.key == training("ibc", TOY, 0).key and through.job.trial.through_chain
+    assert plain.key == training("ibc", TOY, 0).key and through.job.trial.objective.source.keep_graph
     (tmp_path / "runs").mkdir()
     logged = [{"step": 3, "info_nce": 2.0, "gradient_norm_last": 1.0}]
     stand_in = {"steps": 3, "curve": [{"step": 2, "success": 0.5}, {"step": 3, "success": 0.5}], "training": logged}
@@ -97,9 +97,9 @@ def test_the_gradient_is_that_of_the_loss_as_a_function_of_the_weights(generator
 
 def test_without_the_graph_nothing_is_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(job_of(THROUGH, TOY, 0))
-    source, before = trainer.learner.source, trainer.generator.get_state()
+    objective, before = trainer.learner.objective, trainer.generator.get_state()
     assert extra_gradient(trainer)["rest"] > 1e-4
-    assert trainer.learner.source is source and torch.equal(trainer.generator.get_state(), before)
+    assert trainer.learner.objective is objective and torch.equal(trainer.generator.get_state(), before)
 
     def planted(*args: Any, keep_graph: bool = False) -> Any:
         return run(*args)
@@ -109,10 +109,8 @@ def test_without_the_graph_nothing_is_extra(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_only_chains_that_can_be_differentiated() -> None:
-    with pytest.raises(ValueError, match="through_chain needs"):
-        replace(THROUGH, negatives="uniform")
-    with pytest.raises(ValueError, match="through_chain needs"):
-        replace(THROUGH, sampler=find_trial("dfo").acting)
+    with pytest.raises(ValueError, match="keep_graph needs a sampler with differentiable moves, not DerivativeFree"):
+        vary(THROUGH, **{"objective.source.sampler": find_trial("dfo").acting.sampler})
 
 
 def results_of(through: list[float], constant: list[float], slope: float = 1.0, loss: float = 1.0) -> Results:

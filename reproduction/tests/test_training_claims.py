@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from cebm.demonstrations import Demonstrations
-from cebm.recipes import find_trial
+from cebm.objectives import MCMC, MaximumEntropy, PositiveL2
+from cebm.recipes import find_trial, vary
 from cebm.samplers import Langevin
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
@@ -265,9 +266,10 @@ def test_noise_changes_the_training_chains_alone() -> None:
     for task in Noise().tasks(PAPER, [0]):
         assert isinstance(task, Training)
         trial = task.job.trial
-        assert isinstance(trial.sampler, Langevin)
-        assert task.label == f"ibc-noise-{trial.sampler.noise:g}"
-        assert replace(trial, sampler=plain.sampler) == plain
+        sampler = trial.objective.source.sampler
+        assert isinstance(sampler, Langevin)
+        assert task.label == f"ibc-noise-{sampler.noise:g}"
+        assert vary(trial, **{"objective.source.sampler": plain.objective.source.sampler}) == plain
 
 
 # ---------------------------------------------------------------------------------------------- 5 and 6
@@ -309,11 +311,15 @@ def test_last_policies_are_spoken_of_where_they_say_something_else() -> None:
 def test_the_deciding_pair_differs_in_the_chains_alone() -> None:
     tasks = {task.label: task for task in Chains().tasks(PAPER, [0])}
     one, many = (task.job.trial for task in (tasks["long-chain"], tasks["short-chains"]) if isinstance(task, Training))
-    assert replace(one, negatives="chains") == many
-    assert isinstance(many.sampler, Langevin) and many.sampler.formulation == "correct"
-    assert many.sampler.schedule(0, 10) == many.sampler.schedule(9, 10) == 0.01 and many.sampler.steps == 10
-    assert replace(many, sampler=find_trial("ibc").sampler) == find_trial("ibc")
-    assert (one.burn_in, one.thin, one.negative_count) == (50, 5, 8)  # as the protocol says
+    assert vary(one, **{"objective.source": many.objective.source}) == many
+    sampler = many.objective.source.sampler
+    assert sampler == one.objective.source.sampler
+    assert isinstance(sampler, Langevin) and sampler.formulation == "correct"
+    assert sampler.schedule(0, 10) == sampler.schedule(9, 10) == 0.01 and sampler.steps == 10
+    plain = find_trial("ibc")
+    assert vary(many, **{"objective.source.sampler": plain.objective.source.sampler}) == plain
+    long = one.objective
+    assert (long.source.burn_in, long.source.thin, long.count) == (50, 5, 8)  # as the protocol says
 
 
 def test_mcmc_loss_verdicts() -> None:
@@ -324,7 +330,7 @@ def test_mcmc_loss_verdicts() -> None:
     assert verdict(-0.3) == "holds"  # worse is no improvement either
     assert verdict(0.0) == "holds"
     assert verdict(0.0, spread=0.2) == "inconclusive"  # too wide to exclude an improvement
-    assert replace(find_trial("mcmc-loss"), objective="info-nce") == find_trial("ibc")
+    assert find_trial("mcmc-loss") == replace(find_trial("ibc"), objective=MCMC(find_trial("ibc").objective.source, 8))
     found = judged(McmcLoss(), lambda label, seed: result(0.5)).comment
     assert "lie 10 (10 to 10) above" in found and "have 50 % of their moves clipped" in found  # the last of the log
     assert "not merely no better" not in found
@@ -357,10 +363,11 @@ def test_maxent_verdicts() -> None:
     assert verdict(0.4, 0.6, 0.5) == "holds"  # `correct` decides nothing
     assert verdict(0.4, 0.1, 0.5, spread=0.5) == "inconclusive"
     trial = find_trial("conditional-maxent")
-    assert replace(trial, objective="info-nce") == find_trial("correct")
+    plain = find_trial("correct")
+    assert trial == replace(plain, objective=MaximumEntropy(plain.objective.source, 8))
     one, other = beside().values()
-    assert replace(one, gradient_penalty=0.0, gradient_margin=1.0) == trial
-    assert replace(other, entropy_weight=0.0) == find_trial("correct")
+    assert replace(one, penalties=()) == trial
+    assert replace(other, penalties=()) == find_trial("correct")
 
 
 def test_a_loss_that_runs_away_is_spoken_of() -> None:
@@ -456,7 +463,9 @@ def test_the_joint_energy_without_squared_energies_is_told_and_decides_nothing()
     assert worse.numbers["training error without them"][0] == pytest.approx(0.199)
     assert "training data worse, too. At the end its negatives' energies lie 10 (10 to 10) above" in worse.comment
     free = next(task for task in Joint().tasks(PAPER, [0]) if task.label == FREE)
-    assert isinstance(free, Training) and replace(free.job.trial, positive_l2=1.0) == find_trial("joint-replay")
+    assert isinstance(free, Training) and replace(free.job.trial, penalties=(PositiveL2(1.0),)) == find_trial(
+        "joint-replay"
+    )
 
 
 @pytest.mark.parametrize("scale", [PAPER, SMOKE, TINY], ids=["paper", "smoke", "tiny"])

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from cebm.energies import MLP
 from cebm.negatives import Uniform
-from cebm.policy import Network
+from cebm.objectives import InfoNCE
 from cebm.samplers import run
+from cebm.spaces import Specification
 from reproduction.claims.validation import (
     CASES,
     COLUMNS,
@@ -132,13 +134,13 @@ def test_the_sampler_is_the_references(case: Case, box: float, generator: torch.
     """y ← y − clip(λ(½∇E + σω)), λ from 0.1 to 1e-5 by the square, moves of at most a tenth of half the box, whose
     margin is that of the case."""
     trial = reference_trial(case, PAPER, 100_000)
-    energy = Network(width=16).build(8, 2, generator)
+    energy = MLP(16).build(Specification.flat(8, 2), generator)
     for weight in energy.parameters():
         weight.data *= 30  # steep enough that gradient, noise and clip all matter
     context = energy.encode(torch.randn(5, 8, generator=generator)).detach()
     start = box * (2 * torch.rand(5, 4, 2, generator=generator) - 1)
     seed = generator.initial_seed() // 2
-    found = run(trial.sampler, energy, context, start, torch.Generator().manual_seed(seed)).actions
+    found = run(trial.objective.source.sampler, energy, context, start, torch.Generator().manual_seed(seed)).actions
 
     def by_hand(exponent: float) -> torch.Tensor:
         generator, y = torch.Generator().manual_seed(seed), start
@@ -156,19 +158,22 @@ def test_the_sampler_is_the_references(case: Case, box: float, generator: torch.
 def test_the_other_settings_are_the_references() -> None:
     for case, pairs in zip(CASES, (50, 100_000, 100_000), strict=True):
         trial = reference_trial(case, PAPER, pairs)
-        assert (trial.batch_size, trial.negative_count, trial.objective) == (512, 8, "info-nce")
-        assert (trial.obs_scaling, trial.learning_rate, trial.gradient_penalty) == ("standardise", 1e-3, 0.0)
-        assert (trial.network.kind, trial.network.width, trial.network.hidden_layers) == ("mlp", 256, 2)
+        optimiser, decay = trial.optimiser, trial.optimiser.schedule
+        assert (optimiser.batch_size, optimiser.learning_rate, trial.objective.count) == (512, 1e-3, 8)
+        assert isinstance(trial.objective, InfoNCE) and trial.penalties == ()
+        assert trial.inputs.obs_scaling == "standardise" and trial.energy == MLP(256, 2)
         # × 0.99 every 100 steps, in the long run.
-        period = trial.decay_epochs * max(1, pairs // 512)
-        assert math.log(trial.decay) / period == pytest.approx(math.log(0.99) / 100)
-    assert reference_trial(CASES[0], PAPER, 50).decay_epochs == 100
+        period = decay.epochs * max(1, pairs // 512)
+        assert math.log(decay.factor) / period == pytest.approx(math.log(0.99) / 100)
+    assert reference_trial(CASES[0], PAPER, 50).optimiser.schedule.epochs == 100
 
 
 def test_distances_are_those_of_the_negatives(generator: torch.Generator) -> None:
     actions = torch.full((64, 2), 5.0)
     recorder = Recorder(Uniform(0.0))
-    drawn = recorder.sample(Network(width=8).build(3, 2, generator), torch.zeros(64, 3), actions, 8, generator)
+    drawn = recorder.sample(
+        MLP(8).build(Specification.flat(3, 2), generator), torch.zeros(64, 3), actions, 8, generator
+    )
     wanted = np.mean([(float(v) - 5.0) ** 2 for v in drawn.actions.flatten()])
     assert recorder.squared_distance == pytest.approx(wanted, rel=1e-5)
     trainer, recorder = trainer_of(CASES[0], TINY, 0)
