@@ -6,11 +6,13 @@ BIN := .venv/bin
 
 install: .venv/installed
 
-# torch comes first and pinned: an unpinned torch would pull the CUDA build.
-.venv/installed: pyproject.toml constraints.txt
+# Every file is checked against requirements.lock but torch, whose CPU builds come from different places: it is pinned, as
+# an unpinned torch would pull the CUDA build.
+.venv/installed: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot,sklearn,tensorboard]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 test: install
@@ -20,9 +22,9 @@ test: install
 	$(BIN)/pytest
 
 demo: install
-	rm -rf runs/demo
-	$(BIN)/cebm demos particle --episodes 2222 --out runs/demo/demonstrations.npz
-	$(BIN)/cebm train --data runs/demo/demonstrations.npz --episodes 2000 --steps 2500 --out runs/demo
+	rm -rf runs/demo runs/demo-demonstrations.npz
+	$(BIN)/cebm demos particle --episodes 2222 --out runs/demo-demonstrations.npz
+	$(BIN)/cebm train --data runs/demo-demonstrations.npz --episodes 2000 --steps 2500 --out runs/demo
 	$(BIN)/cebm eval runs/demo --episodes 200
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
