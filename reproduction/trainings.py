@@ -207,9 +207,8 @@ def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
 
 def _tested(policy: EnergyPolicy, job: Job, task: ParticleTask) -> dict[str, float]:
     """Success and distances of a policy on held-out episodes."""
-    effort = {}
-    if hasattr(policy.acting, "candidates"):
-        effort["candidates"] = min(job.evaluation_candidates, policy.acting.candidates)
+    most = getattr(job.trial.acting, "candidates", None)
+    effort = {} if most is None else {"candidates": min(job.evaluation_candidates, most)}
     found = evaluate(
         policy,
         task,

@@ -10,7 +10,7 @@ import torch
 
 from cebm.certificate import Gaussian, Target, named_sampler
 from cebm.energies.base import Actions, Context, EnergyModel
-from cebm.samplers import ChainState, Langevin, Sampler, StepInfo
+from cebm.samplers import Langevin, LangevinState, Sampler, StepInfo
 from reproduction.claims import langevin
 from reproduction.claims.langevin import LangevinStep
 from reproduction.ledger import Results
@@ -71,17 +71,17 @@ class Cold:
     def steps(self) -> int:
         return self.of.steps
 
-    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> ChainState:
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> LangevinState:
         return self.of.init(energy, context, start, generator)
 
     def step(
-        self, energy: EnergyModel, context: Context, state: ChainState, k: int, generator: torch.Generator
-    ) -> tuple[ChainState, StepInfo]:
+        self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
+    ) -> tuple[LangevinState, StepInfo]:
         moved, info = self.of.step(energy, context, state, k, generator)
         drift = (
             state.actions - self.of.schedule(k, self.steps) * energy.energies_and_gradients(context, state.actions)[1]
         )
-        return ChainState(drift + (moved.actions - drift) / math.sqrt(2)), info
+        return LangevinState(drift + (moved.actions - drift) / math.sqrt(2)), info
 
 
 def test_a_missing_root_of_two_is_found(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:

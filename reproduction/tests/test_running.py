@@ -21,6 +21,7 @@ from cebm.policy import load
 from cebm.recipes import find_trial, vary
 from cebm.runs import restored
 from cebm.samplers import Langevin
+from cebm.storage import row_line
 from cebm.trainer import Trainer
 from reproduction import running, trainings
 from reproduction.intervals import Interval, decide
@@ -323,7 +324,7 @@ def test_the_time_of_a_run_counts_what_it_took_before_it_was_stopped(tmp_path: P
     assert 0 < json.loads(record.read_text())["seconds"] < 1000
     metrics = tmp_path / task.key / "metrics.jsonl"
     rows = [json.loads(line) | {"seconds": 1000.0} for line in metrics.read_text().splitlines()]
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics.write_text("".join(map(row_line, rows)))
     run_task(task, tmp_path / "results", tmp_path)
     assert 1000 < json.loads(record.read_text())["seconds"] < 2000
 

@@ -265,7 +265,9 @@ def _in_one_line(error: Exception) -> str:
     message = " ".join(str(error).split()) or type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     paths = sysconfig.get_paths()
-    ours = (str(Path(cebm.__file__).parent), *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")))
+    here = Path(cebm.__file__).parent
+    beside = tuple(str(here.parents[1] / name) for name in ("reproduction", "benchmarks"))  # of a checkout
+    ours = (str(here), *beside, *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")))
     last = frames[-1].filename if frames else "<none>"
     if last.startswith("<") or str(Path(last).resolve()).startswith(ours) or last.startswith(ours):
         return message
