@@ -231,7 +231,7 @@ class EntropyRegulariser:
 
 @dataclass(frozen=True)
 class GradientPenalty:
-    """weight · mean max(0, ‖∇E‖_∞ − margin)² at the negatives (IBC, Sec. B.3.1)."""
+    """weight · mean max(0, ‖∇E‖_∞ − margin)² at the negatives (IBC, Sec. B.3.1); of a joint model, ∇ is over (x, y)."""
 
     weight: float = 1.0
     """Its weight in the loss."""
@@ -245,7 +245,10 @@ class GradientPenalty:
 
     def penalty(self, energy: EnergyModel, obs: Obs, terms: Terms) -> Float[Tensor, ""]:
         drawn, target = _given(self, terms)[2], energy.contrasted
-        gradients = target.energies_and_gradients(target.encode(obs), drawn.actions)[1]
+        places = drawn.actions
+        if drawn.obs.ndim > obs.ndim:  # pairs (x, y), of a joint model
+            target, places = target.pairs(), torch.cat([drawn.obs, drawn.actions], -1)
+        gradients = target.energies_and_gradients(target.encode(obs), places)[1]
         return self.weight * gradient_penalty(gradients, self.margin)
 
 
