@@ -82,7 +82,7 @@ def batch(generator: torch.Generator, rows: int = BATCH) -> tuple[Tensor, Tensor
 
 
 def network(generator: torch.Generator) -> MLPEnergy:
-    return MLPEnergy(OBS, ACT, 16, init="torch", generator=generator).double()
+    return MLPEnergy(OBS, ACT, 48, init="torch", generator=generator).double()
 
 
 def tilted(generator: torch.Generator) -> TiltedEnergy:
@@ -160,8 +160,8 @@ PENALTIES: dict[str, tuple[Any, Callable[[MLPEnergy, Tensor, Terms], Tensor]]] =
     "positive": (PositiveL2(0.3), lambda e, x, t: 0.3 * losses.positive_l2(t.positive)),
     "entropy": (EntropyRegulariser(0.7), lambda e, x, t: 0.7 * losses.entropy_regulariser(t.negative)),
     "gradient": (
-        GradientPenalty(2.0, 0.1),
-        lambda e, x, t: 2 * losses.gradient_penalty(e.energies_and_gradients(e.encode(x), t.drawn.actions)[1], 0.1),
+        GradientPenalty(2.0, 1e-6),
+        lambda e, x, t: 2 * losses.gradient_penalty(e.energies_and_gradients(e.encode(x), t.drawn.actions)[1], 1e-6),
     ),
 }
 
@@ -188,8 +188,8 @@ def test_the_gradient_penalty_of_a_joint_model_is_at_its_pairs(generator: torch.
     pairs = torch.cat([drawn.obs, drawn.actions], -1).requires_grad_()
     x, y = pairs.flatten(0, 1).split([OBS, ACT], 1)
     (gradients,) = torch.autograd.grad(energy(x, y.unsqueeze(1)).sum(), pairs)
-    expected = losses.gradient_penalty(gradients, 0.1)
-    torch.testing.assert_close(GradientPenalty(1.0, 0.1).penalty(energy, obs, terms), expected)
+    expected = losses.gradient_penalty(gradients, 1e-6)
+    torch.testing.assert_close(GradientPenalty(1.0, 1e-6).penalty(energy, obs, terms), expected)
 
 
 def test_a_learner_adds_its_penalties_in_order(generator: torch.Generator) -> None:

@@ -188,7 +188,7 @@ class ShortChains:
 
     sampler: Sampler = Langevin("ibc", noise=0.1)
     """What moves them. A derivative-free one works on the n candidates of an observation together."""
-    start: Source = Uniform()
+    start: Any = Uniform()
     """Where they start: uniform, the data (InBatch), a proposal (GaussianMixture, …)."""
     keep_graph: bool = False
     """Whether negatives ỹ(θ) keep the graph of every step, so that a loss of them has the gradient of the chain."""
@@ -226,7 +226,7 @@ class LongChain:
     """Steps thrown away first."""
     thin: int = 5
     """Distance between kept states."""
-    start: Source = Uniform()
+    start: Any = Uniform()
     """Where it starts."""
 
     def __post_init__(self) -> None:
@@ -428,7 +428,7 @@ class MarginalActions:
     """Weight of its squared positive energies in that loss."""
     width: int = 64
     """Hidden units of the marginal energy."""
-    start: Source = Uniform()
+    start: Any = Uniform()
     """Where its chains start."""
 
     distribution: ClassVar[str] = "marginal"

@@ -1,4 +1,4 @@
-"""How weights follow the loss: the optimiser, its learning rate over a run, the batch and the average that acts."""
+"""Optimisers: the torch optimiser, its learning rate over a run, the batch size, and the averaging of the weights."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ class RateSchedule(Protocol):
     """The learning rate over a run."""
 
     def rate(self, peak: float, step: int, steps: int | None, steps_per_epoch: int) -> float:
-        """That of a step, the first being 0, of a run of `steps` steps (None: not known)."""
+        """The learning rate of step `step`, counted from 0, in a run of `steps` steps (None: length not known)."""
         ...
 
 
@@ -23,7 +23,7 @@ class Decay:
     """Multiplies the rate by `factor` every `epochs` epochs."""
 
     factor: float = 0.99
-    """What the rate is multiplied by."""
+    """Factor by which the rate is multiplied."""
     epochs: int = 100
     """Epochs between two decays."""
 
@@ -81,21 +81,22 @@ class Adam:
     learning_rate: float = 1e-3
     """The largest rate of the run."""
     schedule: RateSchedule = Decay()
-    """How the rate goes on from there."""
+    """How the rate changes over the run."""
     batch_size: int = 512
     """Examples per step."""
     average: float = 0.0
-    """Weight of the past in the moving average of the weights, which acts. 0: the raw weights act."""
+    """Decay of the moving average of the weights, which the policy then uses. 0: the policy uses the raw weights."""
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self.average < 1:
             raise ValueError(f"average must be in [0, 1), got {self.average}")
-        if not isinstance(self.schedule, RateSchedule):
-            raise ValueError(f"schedule must have a method `rate`, which {type(self.schedule).__name__} has not")
+        if isinstance(self.schedule, type) or not isinstance(self.schedule, RateSchedule):
+            given = self.schedule.__name__ if isinstance(self.schedule, type) else repr(self.schedule)
+            raise ValueError(f"schedule must be an object with a method `rate`, got {given}")
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, self.learning_rate)
