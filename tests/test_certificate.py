@@ -21,10 +21,6 @@ from cebm.certificate import (
     LateFall,
     Skewed,
     Target,
-    _certificate,
-    _estimate,
-    _run,
-    _verdict,
     analytic_targets,
     certify,
     conclusion,
@@ -32,6 +28,7 @@ from cebm.certificate import (
     named_sampler,
     table,
 )
+from cebm.certificate.judging import _certificate, _estimate, _verdict, run_on
 from cebm.energies import EnergyModel
 from cebm.samplers import MALA, Constant, Langevin, LangevinState, StepInfo
 
@@ -157,7 +154,7 @@ def test_known_values_of_the_single_chain(generator: torch.Generator) -> None:
     assert row.verdict == "does not sample"
     assert 1 - 0.044 * 1.6 < row.std_error < 1 - 0.044 * 0.35
     assert row.temperature is not None and row.temperature < 0.01
-    states, info = _run(partial(named_sampler, "langevin-correct"), Gaussian(), "single", generator)
+    states, info = run_on(partial(named_sampler, "langevin-correct"), Gaussian(), "single", generator)
     row = _certificate("langevin-correct", Gaussian(), "single", states, info, 0.1)
     assert row.verdict == "samples the target"
     assert row.std_error < 0.65
@@ -205,7 +202,7 @@ def test_ibc_and_the_optimisers_sample_nothing(target: Target, generator: torch.
 
 
 def test_a_chain_that_stands_still_does_not_sample(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 1500)
+    monkeypatch.setattr("cebm.certificate.judging.SINGLE_STEPS", 1500)
     row = certified("derivative-free", DoubleWell(), "single", generator)
     assert row.verdict == "does not sample"
     assert row.std_error == pytest.approx(1, abs=1e-6)
@@ -278,7 +275,7 @@ def test_a_planted_missing_root_of_two_is_caught(sampler: object, generator: tor
 
 
 def test_a_planted_flipped_sign_is_caught(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 2000)
+    monkeypatch.setattr("cebm.certificate.judging.SINGLE_STEPS", 2000)
     rows = certify(Mine(sign=-1.0), [Gaussian()], generator=generator)
     assert [row.verdict for row in rows] == ["does not sample"] * 2
     diverged = rows[1]
@@ -302,7 +299,7 @@ def test_the_rule_of_the_verdict() -> None:
 
 
 def test_a_function_follows_the_target(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 1500)
+    monkeypatch.setattr("cebm.certificate.judging.SINGLE_STEPS", 1500)
     seen = []
 
     def make(target: Target, steps: int) -> MALA:
@@ -373,7 +370,7 @@ def test_the_conclusion_says_where_a_sampler_fails(generator: torch.Generator) -
 
 
 def test_the_figure_shows_both_on_the_same_axes(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cebm.certificate.SINGLE_STEPS", 2000)
+    monkeypatch.setattr("cebm.certificate.judging.SINGLE_STEPS", 2000)
     drawn = figure(generator)
     ibc, correct = drawn.axes
     assert ibc.get_xlim() == correct.get_xlim() and ibc.get_ylim() == correct.get_ylim()

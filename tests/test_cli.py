@@ -54,8 +54,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 CERTIFY_QUICKLY = (
-    "from cebm import certificate, cli; certificate.SINGLE_STEPS = 1001; certificate.SINGLE_REPLICAS = 2; "
-    "certificate.CHAINS = 20; "
+    "from cebm import cli; from cebm.certificate import judging; judging.SINGLE_STEPS = 1001; "
+    "judging.SINGLE_REPLICAS = 2; judging.CHAINS = 20; "
     "cli.main(['certify', '--sampler', 'derivative-free'])"
 )
 

@@ -482,11 +482,11 @@ def test_a_training_that_cannot_go_on_ends_with_code_1(
 
 
 def test_certify_judges_a_users_sampler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from cebm import certificate
+    from cebm.certificate import judging
 
-    monkeypatch.setattr(certificate, "SINGLE_STEPS", 1100)
-    monkeypatch.setattr(certificate, "CHAINS", 300)
-    monkeypatch.setattr(certificate, "SINGLE_REPLICAS", 16)
+    monkeypatch.setattr(judging, "SINGLE_STEPS", 1100)
+    monkeypatch.setattr(judging, "CHAINS", 300)
+    monkeypatch.setattr(judging, "SINGLE_REPLICAS", 16)
     main(["certify", "--json", "--sampler", "own_stuff.py:Drift"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 8 and {row["sampler"] for row in rows} == {"own_stuff.py:Drift"}

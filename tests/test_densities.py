@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from statistics import median
 
 import pytest
 import torch
@@ -418,17 +419,19 @@ def train_on_a_ring(generator: torch.Generator, steps: int) -> tuple[TiltedEnerg
     return energy, data
 
 
-def test_the_tilt_makes_up_for_a_proposal_that_does_not_fit(generator: torch.Generator) -> None:
+def test_the_tilt_makes_up_for_a_proposal_that_does_not_fit() -> None:
     """Two Gaussians cannot make a ring. Exact likelihoods by quadrature; the ring's own entropy is
-    log(2π·½) + log(0.05 √(2πe)) = -0.43 nats up to curvature. Of 53 seeds q alone was 1.03 to 1.86 nats above it, with
-    the tilt 0.02 to 0.19."""
-    energy, data = train_on_a_ring(generator, 600)
-    quadrature = Quadrature((-2.0, -2.0), (2.0, 2.0), 256)
-    zero = torch.zeros(1, 1)
-    with torch.no_grad():
-        log_z = quadrature.log_partition(energy, zero)[0]
-        alone = float(energy.base(zero, data.unsqueeze(0)).mean())
-        together = float(energy(zero, data.unsqueeze(0)).mean() + log_z)
+    log(2π·½) + log(0.05 √(2πe)) = -0.43 nats up to curvature. Of 30 seeds q alone was 1.02 to 1.68 nats above it, with
+    the tilt 0.01 to 0.10; but for one seed with 0.77, where one of the two Gaussians got lost. So the middle one of
+    three seeds counts."""
     truth = math.log(math.pi) + math.log(0.05 * math.sqrt(2 * math.pi * math.e))
-    assert alone > truth + 0.5  # it does not fit
-    assert together < truth + 0.3
+    quadrature, zero = Quadrature((-2.0, -2.0), (2.0, 2.0), 256), torch.zeros(1, 1)
+    alone, together = [], []
+    for seed in range(3):
+        energy, data = train_on_a_ring(torch.Generator().manual_seed(seed), 600)
+        with torch.no_grad():
+            log_z = quadrature.log_partition(energy, zero)[0]
+            alone.append(float(energy.base(zero, data.unsqueeze(0)).mean()))
+            together.append(float(energy(zero, data.unsqueeze(0)).mean() + log_z))
+    assert min(alone) > truth + 0.5  # it does not fit
+    assert median(together) < truth + 0.2

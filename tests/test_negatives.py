@@ -14,22 +14,28 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from cebm.energies import EnergyModel, MLPEnergy, ModuleEnergy
+from cebm.energies import EnergyModel, MixtureDensityEnergy, MLPEnergy, ModuleEnergy, TiltedEnergy
 from cebm.losses import importance_nll, info_nce, info_nce_per_example, ranking_nce
 from cebm.negatives import (
     Density,
     GaussianMixture,
     InBatch,
     LongChain,
+    MarginalActions,
     MarginalActionSampler,
     Mixture,
     Negatives,
+    Proposed,
+    Replay,
     ReplayBuffer,
     ShortChains,
     Source,
     Uniform,
+    has_density,
+    own_losses,
 )
 from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Polynomial, Sampler, run
+from cebm.spaces import Specification
 
 OBS, ACT, BATCH, N = 3, 2, 6, 4
 FALSE_ALARM = 1e-5  # of one statistical check, all its comparisons together
@@ -824,3 +830,58 @@ def test_marginal_learns_two_modes(
         assert bool((after - before > 2 * error).all()), "both modes are found"
         before, after = train(-1.0)
         assert (after - before).sum() < 2 * error, "planted: a flipped sign drives them away"
+
+
+# ---------------------------------------------------------------------------------------------- settings, proposals
+
+
+SPEC = Specification.flat(OBS, ACT)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_replay_settings_build_their_buffer(joint: bool, generator: torch.Generator) -> None:
+    buffer = Replay(STANDSTILL, 30, 0.2, 0.1, joint).build(SPEC, generator)
+    assert buffer.stored.shape == (30, ACT + OBS * joint) and int(buffer.count) == 0
+    assert (buffer.sampler, buffer.reinitialise, buffer.margin, buffer.joint) == (STANDSTILL, 0.2, 0.1, joint)
+
+
+def test_marginal_settings_build_their_sampler(generator: torch.Generator) -> None:
+    settings, twin = MarginalActions(STANDSTILL, "maxent", 0.5, 7, InBatch()), _clone(generator)
+    built = settings.build(SPEC, generator)
+    assert (built.sampler, built.objective, built.positive_l2, built.start) == (STANDSTILL, "maxent", 0.5, InBatch())
+    same = MarginalActionSampler(ACT, STANDSTILL, "maxent", 0.5, 7, generator=twin)
+    assert all(torch.equal(a, b) for a, b in zip(built.parameters(), same.parameters(), strict=True))
+
+
+def test_proposed_negatives_are_draws_of_the_energys_proposal(generator: torch.Generator) -> None:
+    base = MixtureDensityEnergy(OBS, ACT, 16, generator=generator)
+    obs, actions = _batch(generator)
+    for energy in (base, TiltedEnergy(base, _energy("", generator)), 0.5 * base):
+        twin = _clone(generator)
+        drawn = Proposed().sample(energy, obs, actions, N, generator)
+        assert torch.equal(drawn.actions, base.propose(base.encode(obs), N, twin))
+        assert drawn.obs is obs and drawn.log_q is None and not drawn.actions.requires_grad
+
+
+def test_what_the_sources_say_of_themselves() -> None:
+    names = {type(s): getattr(s, "distribution", None) for s in (Uniform(), InBatch(), Proposed(), MarginalActions())}
+    assert list(names.values()) == [None, "marginal", "proposal", "marginal"]
+    assert [has_density(s) for s in (Uniform(), GaussianMixture(), InBatch(), Proposed(), ShortChains())] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert has_density(Mixture([Uniform(), GaussianMixture()], (0.5, 0.5)))
+    assert not has_density(Mixture([Uniform(), InBatch()], (0.5, 0.5)))
+    assert not has_density(Mixture([Mixture([Uniform()], (1.0,))], (1.0,))), "as `sample` gives none"
+
+
+def test_sources_without_weights_have_no_losses(generator: torch.Generator) -> None:
+    _, actions = _batch(generator)
+    negatives = actions.unsqueeze(1)
+    for source in (Uniform(), ShortChains(), ReplayBuffer(ACT), Mixture([Uniform(), InBatch()], (0.5, 0.5))):
+        assert own_losses(source, actions, negatives) == {}
+    mas = MarginalActionSampler(ACT, generator=generator)
+    assert own_losses(mas, actions, negatives) == {"marginal_loss": mas.loss(actions, negatives)}

@@ -44,6 +44,7 @@ from cebm.runs import (
 from cebm.settings import StorageError
 from cebm.storage import LockedError, load_bundle, locked, read_document, write_document
 from cebm.tasks import Gym, ParticleTask, TaskError
+from cebm.trainer import Trainer
 from test_trainer import same_state, small
 
 GOLDEN = Path(__file__).parent / "golden" / "runs"
@@ -590,9 +591,10 @@ def test_a_full_disk_names_the_last_good_checkpoint(tmp_path: Path, monkeypatch:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    """With an absurd learning rate the energies overflow within a few steps."""
+    """With an absurd learning rate the energies overflow in the second step, which the first checkpoint cannot take:
+    it is not named."""
     job = small_job("mcmc-loss", learning_rate=1e30, steps=200, checkpoint_every=1)
-    with pytest.raises(TrainingError, match=r"at .*step \d+; (last good checkpoint: step \d+|there is no good)"):
+    with pytest.raises(TrainingError, match="at step 2; there is no good checkpoint: start again"):
         train(job, tmp_path / "run")
     newest = sorted((tmp_path / "run/checkpoints").iterdir())[-1]
     tensors = load_bundle(newest, "cebm.checkpoint", 2)[1]
@@ -626,6 +628,28 @@ def test_a_last_good_checkpoint_is_one_that_training_can_go_on_from(name: str, r
             continue
         good.append(header["step"])
     assert (f"last good checkpoint: step {max(good)}" if good else "there is no good checkpoint") in message
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_the_newest_of_the_good_checkpoints_is_named(
+    damage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 15 has no loss. The checkpoint of step 14 cannot take it, that of step 13 can take its own next step; unless
+    its file is damaged, too."""
+    real = Trainer.step
+
+    def failing(self: Trainer) -> dict[str, torch.Tensor]:
+        if self.step_count == 14:
+            if damage and (where / "checkpoints/step-00000014").exists():
+                next((where / "checkpoints/step-00000013").glob("*.safetensors")).write_bytes(b"")
+            raise FloatingPointError("loss is nan")
+        return real(self)
+
+    where = tmp_path / "run"
+    monkeypatch.setattr(Trainer, "step", failing)
+    good = 12 if damage else 13
+    with pytest.raises(DivergedError, match=f"loss is nan, at step 15; last good checkpoint: step {good}$"):
+        train(small_job(checkpoint_every=1, keep_checkpoints=0), where)
 
 
 def test_an_evaluation_without_numbers_stops_the_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

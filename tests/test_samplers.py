@@ -35,7 +35,7 @@ from cebm import (
     run,
 )
 from cebm.energies.base import leaves, mapped
-from cebm.samplers import Candidates, ChainState, LangevinState, Sampler, StepInfo, convert_step_size
+from cebm.samplers import Candidates, ChainState, LangevinState, Sampler, StepInfo, convert_step_size, with_steps
 
 THRESHOLD = 5.5
 OBS, ACT = 3, 2
@@ -1127,3 +1127,93 @@ def test_bad_input_of_a_run_is_named(name: str, generator: torch.Generator) -> N
 def test_a_schedule_that_gives_no_step_size_is_named(size: float, generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match=f"schedule gave the step size {size} at step 0"):
         run(Langevin(schedule=lambda k, n: size), *make(generator), generator)
+
+
+# -------------------------------------------------------------------------------------------- a sampler of one's own
+
+
+@dataclass
+class Walk:
+    """A user's state: a dataclass, with what its own steps need."""
+
+    actions: Tensor
+    taken: int
+
+
+@dataclass(frozen=True)
+class RandomWalk:
+    """A user's sampler: it adds noise and reads nothing of the energy but its values."""
+
+    steps: int = 5
+
+    def init(self, energy: EnergyModel, context: object, start: Tensor, generator: torch.Generator) -> Walk:
+        return Walk(start, 0)
+
+    def step(
+        self, energy: EnergyModel, context: object, state: Walk, k: int, generator: torch.Generator
+    ) -> tuple[Walk, StepInfo]:
+        noise = torch.randn(state.actions.shape, generator=generator)
+        info = StepInfo.of(energy.energies(context, state.actions))
+        return Walk(state.actions + noise, state.taken + 1), info
+
+
+def test_a_sampler_of_ones_own_runs_with_its_own_state(generator: torch.Generator) -> None:
+    energy, context, start = make(generator)
+    energy, start = energy.float(), start.float()
+    context = mapped(Tensor.float, context)
+    seed = fresh_seed(generator)
+    assert isinstance(RandomWalk(), Sampler) and isinstance(Walk(start, 0), ChainState)
+    chain = run(RandomWalk(), energy, context, start, seeded(seed), Collect(0))
+    source, expected = seeded(seed), [start]
+    for _ in range(5):
+        expected.append(expected[-1] + torch.randn(start.shape, generator=source))
+    assert torch.equal(chain.actions, torch.stack(expected[1:], 2).flatten(1, 2))
+    with torch.no_grad():
+        before = torch.stack([energy.energies(context, y).mean() for y in expected[:-1]])
+    assert torch.allclose(chain.info.energy, before)
+    assert torch.equal(chain.info.gradient_norm, torch.zeros(5)) and torch.equal(chain.info.acceptance, torch.ones(5))
+    with pytest.raises(ValueError, match="keep_graph needs a sampler with differentiable moves, not RandomWalk"):
+        run(RandomWalk(), energy, context, start, generator, keep_graph=True)
+
+
+def test_step_info_of_energies_and_gradients(generator: torch.Generator) -> None:
+    energies = torch.randn(3, 4, generator=generator)
+    gradients = torch.randn(3, 4, 2, generator=generator)
+    info = StepInfo.of(energies, gradients, torch.tensor(0.25))
+    assert torch.equal(info.energy, energies.mean())
+    assert torch.equal(info.gradient_norm, torch.stack([g.abs().max() for g in gradients.flatten(0, 1)]).mean())
+    assert info.clipped == 0.25 and info.acceptance == 1
+
+
+@every_sampler
+def test_with_steps_changes_the_steps_alone(name: str) -> None:
+    changed = with_steps(SAMPLERS[name], 17)
+    assert changed.steps == 17 and replace(changed, steps=SAMPLERS[name].steps) == SAMPLERS[name]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_sampler_without_a_field_of_steps_is_named() -> None:
+    class Fixed:
+        steps = 3
+
+    with pytest.raises(ValueError, match="steps: Fixed is no dataclass with a field `steps`"):
+        with_steps(Fixed(), 4)
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.02])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name.startswith(("correct", "ibc"))])
+def test_small_steps_of_langevin_bound_every_move(name: str, size: float, generator: torch.Generator) -> None:
+    energy, context, start = make(generator)
+    start = start.clamp(-1, 1)
+    small = SAMPLERS[name].small_steps(size)
+    chain = run(small, 100.0 * energy, (context,), start, generator)
+    assert (chain.actions - start).abs().max() <= small.steps * size * (1 + 1e-9)
+    assert small.steps == SAMPLERS[name].steps
+
+
+def test_small_steps_of_the_others_lower_what_sets_the_size() -> None:
+    small = MALA(step_size=0.01).small_steps(0.02)
+    assert small == replace(MALA(), step_size=0.0002, adapt=0)  # noise √(2τ) = 0.02
+    assert MALA(step_size=1e-6).small_steps(0.02).step_size == 1e-6
+    assert DerivativeFree().small_steps(0.02) == DerivativeFree(deviation=0.02)
+    assert DerivativeFree(deviation=0.01).small_steps(0.02).deviation == 0.01

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cebm import Box
-from cebm.spaces import margin_limit, step_limit
+from cebm.spaces import Part, Specification, margin_limit, step_limit, usable_device
 
 DTYPES = [torch.float32, torch.float64]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -353,3 +353,75 @@ def test_normalise_and_bounds_name_the_dimension_that_is_not_finite(bad: float) 
 def test_bad_input_names_the_argument(call: Callable, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# -------------------------------------------------------------------------------------------- specifications
+
+
+ROBOT = Specification(
+    (Part("joints", (7,)), Part("camera", (4, 5, 3)), Part("goal", (2,))), action=3, history=2, horizon=4
+)
+
+
+def test_a_specification_counts_columns() -> None:
+    assert (ROBOT.frame, ROBOT.obs_dim, ROBOT.act_dim) == (69, 138, 12)
+    flat = Specification.flat(5, 2, history=3, horizon=2, smoothing=0.1)
+    assert flat == Specification((Part("obs", (5,)),), 2, 3, 2, 0.1)
+    assert (flat.obs_dim, flat.act_dim) == (15, 4)
+    assert Part("nothing", (0,)).size == 0 and Part("number", ()).size == 1
+
+
+def test_columns_find_a_part_in_each_frame() -> None:
+    """Against frames that are laid out by hand: the oldest first, the parts in their order."""
+    frames = [{part.name: torch.randn(part.size) for part in ROBOT.parts} for _ in range(2)]
+    row = torch.cat([frame[part.name] for frame in frames for part in ROBOT.parts])
+    for index, frame in enumerate(frames):
+        for name, values in frame.items():
+            assert torch.equal(row[ROBOT.columns(name, index)], values)
+            assert torch.equal(row[ROBOT.columns(name, index - 2)], values)
+    assert torch.equal(row[ROBOT.columns("goal")], frames[-1]["goal"]), "the newest frame by default"
+    with pytest.raises(ValueError, match="there is no part 'gaol'; there are joints, camera, goal"):
+        ROBOT.columns("gaol")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Part("", (3,)), "a part of an observation needs a name"),
+        (lambda: Part("joints", (3, -1)), r"part 'joints': sizes must not be negative, got \(3, -1\)"),
+        (lambda: Specification.flat(3, 0), "action must be at least 1, got 0"),
+        (lambda: Specification.flat(3, 1, history=0), "history must be at least 1, got 0"),
+        (lambda: Specification.flat(3, 1, horizon=0), "horizon must be at least 1, got 0"),
+        (lambda: Specification.flat(3, 1, smoothing=-0.1), "smoothing must be at least 0 and finite, got -0.1"),
+        (lambda: Specification.flat(3, 1, smoothing=math.nan), "smoothing must be at least 0 and finite, got nan"),
+        (lambda: Specification((Part("a", (1,)), Part("a", (2,))), 1), r"must have different names, got \['a', 'a'\]"),
+    ],
+)
+def test_bad_specifications_name_the_argument(make: Callable, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@by_dtype
+def test_a_tiled_box_has_the_same_units_for_each(dtype: torch.dtype, generator: torch.Generator) -> None:
+    box = Box.fit(torch.randn(9, 3, generator=generator, dtype=dtype), margin=0.2)
+    tiled = box.tiled(4)
+    values = torch.randn(5, 4, 3, generator=generator, dtype=dtype)
+    assert torch.equal(tiled.normalise(values.flatten(1)), box.normalise(values).flatten(1))
+    assert (tiled.dim, tiled.margin) == (12, 0.2)
+
+
+def test_scaled_is_normalise_without_the_check() -> None:
+    box = Box.from_bounds([0.0, 0.0], [2.0, 4.0])
+    values = torch.tensor([[1.0, 3.0], [0.5, -1.0]])
+    assert torch.equal(box.scaled(values), box.normalise(values))
+    unbounded = box.scaled(torch.tensor([-math.inf, math.nan]))
+    assert unbounded[0] == -math.inf and unbounded[1].isnan()
+
+
+def test_a_device_that_is_not_here_is_named() -> None:
+    assert usable_device("cpu") == usable_device(torch.device("cpu")) == torch.device("cpu")
+    for name in ("warp", "cuda:99"):
+        with pytest.raises(ValueError, match=f"device '{name}' cannot be used on this machine: "):
+            usable_device(name)

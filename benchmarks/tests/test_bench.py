@@ -11,16 +11,19 @@ import torch
 
 from benchmarks import bench, document, from_nothing, measure
 from benchmarks.bench import ChainBench, make_trainer, varied, work_and_memory
+from cebm.composition import vary
+from cebm.negatives import Uniform
+from cebm.objectives import InfoNCE
 from cebm.recipes import TRIALS
 
 ROOT = Path(__file__).parents[2]
-SMALL = replace(varied(TRIALS["ibc"], {"batch": 16, "width": 16}), candidates=4)
+SMALL = vary(varied(TRIALS["ibc"], {"batch": 16, "width": 16}), candidates=4)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks of next to nothing, each measured twice."""
-    monkeypatch.setattr(bench, "TRIALS", {"ibc": SMALL, "steady": replace(SMALL, negatives="uniform")})
+    monkeypatch.setattr(bench, "TRIALS", {"ibc": SMALL, "steady": replace(SMALL, objective=InfoNCE(Uniform(), 8))})
     monkeypatch.setattr(bench, "_SECONDS", 0.0)
     monkeypatch.setattr(bench, "_FEWEST", 2)
     monkeypatch.setattr(bench, "_BATCH", 4)
@@ -234,7 +237,7 @@ def test_slow_work_is_measured_less_often(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("samples", [8, 20])
 def test_the_eager_baseline_computes_the_same_step(samples: int) -> None:
     """From the same weights, batch and random numbers: the same loss, and the same gradients of the weights."""
-    trainer = make_trainer(replace(SMALL, negative_count=samples))
+    trainer = make_trainer(vary(SMALL, count=samples))
     eager = measure.EagerStep(8, 2, 16, samples)
     own = list(trainer.learner.parameters())
     with torch.no_grad():

@@ -1,9 +1,9 @@
-"""How much an energy knows: exact references by quadrature, entropies, bounds of the mutual information.
+"""Information in an energy: exact references by quadrature, entropies, bounds of the mutual information.
 
 I(x; y) = H(y) - H(y|x), in nats (Sec. V). For one- and two-dimensional actions `Quadrature` computes log Z,
 the NLL and the entropies up to rounding, and autograd differentiates them: these are the references that
-the losses of `objectives` are tested against. For more dimensions there are importance sampling and the
-InfoNCE bound, each with its limits written below.
+`losses` is tested against. For more dimensions there are importance sampling and the InfoNCE bound; each
+docstring says where they fail.
 """
 
 import math
@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 2**16  # energies evaluated together; a 256-wide layer then hold
 
 
 class SaturatedBoundWarning(UserWarning):
-    """The bound reads off its own ceiling: take more negatives before believing it."""
+    """The bound is at its ceiling log(M+1), so it says nothing about the data: take more negatives."""
 
 
 class CoarseQuadratureWarning(UserWarning):
@@ -45,7 +45,9 @@ class Quadrature:
     """
 
     low: tuple[float, ...]
+    """Lower end of the box in each dimension."""
     high: tuple[float, ...]
+    """Upper end of the box in each dimension."""
     points_per_dim: int = 256
     """A multiple of 8. In two dimensions there are points_per_dim² nodes."""
 
@@ -95,7 +97,7 @@ class Quadrature:
         return energies
 
     def _check_resolution(self, energies: Tensor, log_weights: Tensor) -> None:
-        # The smallest energy is NaN if any is. An energy of +inf only marks a forbidden action.
+        # The smallest energy is NaN if any is. An energy of +inf is allowed: it forbids an action.
         bad = ~torch.isfinite(energies.amin(dim=1))
         if bad.any():
             row = int(bad.nonzero()[0])
@@ -184,7 +186,7 @@ def model_information(
 ) -> tuple[float, float, float]:
     """H(y|x), I(x; y) and the share of observations whose density is too narrow for the quadrature, from one pass."""
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", CoarseQuadratureWarning)  # the share says it
+        warnings.simplefilter("ignore", CoarseQuadratureWarning)  # the returned share tells it
         log_density, log_weights = quadrature.log_density(energy, obs), quadrature.nodes(obs)[1]
         conditional = _entropy(log_density, log_weights).mean()
         information = _mixture_entropy(log_density, log_weights) - conditional
@@ -223,11 +225,11 @@ class MutualInformationBound:
     """A lower bound of I(x; y), in nats, from one batch."""
 
     nats: float
-    """log(M+1) - InfoNCE."""
+    """The bound, log(M+1) - InfoNCE."""
     standard_error: float
-    """Of `nats`, over the batch; NaN for a batch of one."""
+    """Standard error of `nats` over the batch; NaN for a batch of one."""
     ceiling: float
-    """log(M+1): whatever the data, the bound cannot read more."""
+    """log(M+1): the bound cannot exceed it, whatever the data."""
     saturated: bool
     """Whether the ceiling, and not the data, sets the value (see `info_nce_bound`)."""
 

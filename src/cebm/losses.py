@@ -87,8 +87,8 @@ def ranking_nce(
     """L = mean_i -log( (e^{-E⁺}/q⁺) / (e^{-E⁺}/q⁺ + Σ_m e^{-E⁻_m}/q_m) ).
 
     InfoNCE with log q added to the energies (Ma and Collins 2018; Gustafsson et al. 2020): its minimum is
-    -E(x, y) = log p(y|x) + c(x) for any q that covers the data and does not depend on the positive. (Around the
-    positive, as Gustafsson et al. draw, log q tells which one it is: the minimum is then too narrow, by O(1/M).)
+    -E(x, y) = log p(y|x) + c(x) for any q that covers the data and does not depend on the positive. (Gustafsson et
+    al. draw around the positive; log q then tells which one it is, and the minimum is too narrow, by O(1/M).)
     Equal to `info_nce` for uniform q. Not in the paper. Mean over the batch.
     """
     _check_energies(positive, negative)
@@ -103,7 +103,7 @@ def log_partition_unweighted(
 ) -> Float[Tensor, "batch"]:
     """log( e^{-E⁺} + Σ_m e^{-E⁻_m} ), what eq. int-approx puts in the place of log Z. Per example.
 
-    Here to be compared, not to be trusted: without the factor 1/(M q) the value is off by log(M q) even for
+    For comparison only: without the factor 1/(M q) the value is off by log(M q) even for
     uniform negatives, where only its gradient tends to that of log Z. There the positive's own term moves
     the gradient by p(y⁺)·volume/M, and the ratio of sums by another O(1/M). For any other q the gradient
     tends to that of log ∫ q e^{-E} instead.
@@ -151,9 +151,9 @@ def mcmc_loss(positive: Float[Tensor, "batch"], negative: Float[Tensor, "batch s
 def entropy_regulariser(negative: Float[Tensor, "batch samples"], unbiased: bool = False) -> Float[Tensor, ""]:
     """mean_i ½ Var_m E⁻_m, whose gradient estimates that of -H(p_θ(·|x_i)) (appendix, Maximum Entropy Regularization).
 
-    That is so with the negatives samples of p_θ(y|x), held constant. The ½ is in the appendix's formula, not in the
+    This holds when the negatives are samples of p_θ(y|x), held constant. The ½ is in the appendix's formula, not in the
     prose below it. The formula has the population variance, whose expectation is low by (M-1)/M; `unbiased` divides
-    by M - 1 instead, and then so is the gradient.
+    by M - 1 instead, which makes the gradient unbiased too.
     """
     _check("negative", negative, ("batch", "samples"))
     if unbiased and negative.shape[1] < 2:
@@ -166,8 +166,8 @@ def maximum_entropy_loss(
 ) -> Float[Tensor, ""]:
     """L = mean_i ( E⁺ - mean_m E⁻_m + ½ Var_m E⁻_m ) (appendix, Maximum Entropy Regularization).
 
-    `mcmc_loss` and `entropy_regulariser`: with the negatives samples of p_θ(y|x), held constant, its gradient
-    estimates that of -log p_θ(y_i|x_i) - H(p_θ(·|x_i)).
+    The sum of `mcmc_loss` and `entropy_regulariser`. When the negatives are samples of p_θ(y|x), held constant, its
+    gradient estimates that of -log p_θ(y_i|x_i) - H(p_θ(·|x_i)).
     """
     return mcmc_loss(positive, negative) + entropy_regulariser(negative, unbiased)
 

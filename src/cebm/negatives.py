@@ -1,6 +1,6 @@
 """Where the negative actions ỹ come from. Every source has one method, `sample`; actions are normalised.
 
-A source without state is a frozen dataclass, and its own settings. A source with state is a module, so that its
+A source without state is a frozen dataclass, which is also its settings. A source with state is a module, so that its
 weights and buffers are saved with the rest, and has a frozen dataclass of settings that builds it: `Replay` builds a
 `ReplayBuffer`, `MarginalActions` a `MarginalActionSampler`. Any source can also start the chains of another.
 """
@@ -33,7 +33,7 @@ class Negatives:
     density they were drawn from where it is known."""
 
     actions: Actions
-    """The negatives ỹ."""
+    """The negative actions ỹ."""
     obs: Obs
     """Their observations: the batch's own, or one per sample where pairs (x̃, ỹ) are drawn (replay of a joint)."""
     log_q: Energies | None = None
@@ -41,16 +41,16 @@ class Negatives:
     log_q_positive: Float[Tensor, " batch"] | None = None
     """log q of the demonstrated action."""
     info: StepInfo | None = None
-    """What the chain did, where one was run."""
+    """Energies, gradients and acceptance along the chain, where one was run."""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """The contract of this module: one method. Three more things are asked for where they help.
+    """The contract of a source of negatives: one method. A source may have three more attributes.
 
-    `distribution` says what the negatives are drawn from: 'proposal' (that of the energy), 'marginal' (p(y)); an energy
-    that corrects for it asks. `log_prob` makes a `Density` of the source. A source with weights of its own gives their
-    losses as `own_losses(actions, negatives)`, by the name to log them under.
+    `distribution` says what the negatives are drawn from: 'proposal' (that of the energy) or 'marginal' (p(y)). A
+    `Tilted` energy asks for it. With `log_prob` the source is a `Density`. A source with weights of its own gives
+    their losses as `own_losses(actions, negatives)`, by the name to log them under.
     """
 
     def sample(
@@ -108,7 +108,7 @@ class GaussianMixture:
     """q(y) = 1/K Σ_k N(y; y⁺, σ_k² I) around the demonstrated action (Gustafsson et al. 2020)."""
 
     deviations: tuple[float, ...] = (0.1, 0.4, 0.8)
-    """σ_k, normalised units."""
+    """Standard deviations σ_k in normalised units."""
 
     def __post_init__(self) -> None:
         if not self.deviations or not all(0 < d < inf for d in self.deviations):
@@ -187,11 +187,11 @@ class ShortChains:
     """Many independent short chains of the learned p(y|x), the last state of each (IBC's way)."""
 
     sampler: Sampler = Langevin("ibc", noise=0.1)
-    """What moves them. A derivative-free one works on the n candidates of an observation together."""
+    """Sampler of the chains. A derivative-free one works on the n candidates of an observation together."""
     start: Any = Uniform()
-    """Where they start: uniform, the data (InBatch), a proposal (GaussianMixture, …)."""
+    """Source of the first states: uniform, the data (InBatch), a proposal (GaussianMixture, …)."""
     keep_graph: bool = False
-    """Whether negatives ỹ(θ) keep the graph of every step, so that a loss of them has the gradient of the chain."""
+    """Whether negatives keep the graph of every step, so that a loss can be differentiated through the chain."""
 
     def __post_init__(self) -> None:
         _check_sampler(self)
@@ -217,17 +217,17 @@ class ShortChains:
 
 @dataclass(frozen=True)
 class LongChain:
-    """One chain per observation; its states after `burn_in` steps, every `thin`-th, are the negatives. They are
-    neither independent nor samples of the marginal, which is the paper's explanation why this works worse."""
+    """One chain per observation. After `burn_in` steps, every `thin`-th state is a negative. These are neither
+    independent nor samples of the marginal, which is how the paper explains that this works worse."""
 
     sampler: Sampler = Langevin("correct")
-    """What moves it, a dataclass; its `steps` follow from burn_in, thin and n."""
+    """Sampler of the chain, a dataclass; its `steps` are set from burn_in, thin and n."""
     burn_in: int = 50
-    """Steps thrown away first."""
+    """Number of first steps whose states are thrown away."""
     thin: int = 5
-    """Distance between kept states."""
+    """Steps between two kept states."""
     start: Any = Uniform()
-    """Where it starts."""
+    """Source of the first state."""
 
     def __post_init__(self) -> None:
         _check_sampler(self)
@@ -304,7 +304,7 @@ class ReplayBuffer(nn.Module):
         return Negatives(chain.actions, obs, info=chain.info)
 
     def draw(self, rows: int, like: Tensor, generator: torch.Generator) -> Float[Tensor, "rows dim"]:
-        """Stored states, of which a fraction `reinitialise` (all, while the buffer is empty) is drawn anew."""
+        """Stored states, but uniform draws in a share `reinitialise` of the rows (all, while the buffer is empty)."""
         fresh = _uniform((rows, self.stored.shape[1]), self.margin, like, generator)
         count = int(self.count)
         if count == 0:
@@ -331,22 +331,22 @@ class Replay:
     """Settings of a `ReplayBuffer`."""
 
     sampler: Sampler = Langevin("correct")
-    """What moves the chains."""
+    """Sampler that moves the chains."""
     capacity: int = 10_000
-    """States that the buffer holds."""
+    """Number of states that the buffer holds."""
     reinitialise: float = 0.05
-    """Share of the chains that start anew, uniformly."""
+    """Share of the chains that start at a uniform draw instead of a stored state."""
     margin: float = 0.05
-    """Room beyond [-1, 1] for these, on both ends, as a fraction of the range."""
+    """Room beyond [-1, 1] for the uniform draws, on both ends, as a fraction of the range."""
     joint: bool = False
-    """Model p(x, y) and sample pairs."""
+    """Whether to model p(x, y) and sample pairs (x, y)."""
 
     def __post_init__(self) -> None:
         _check_sampler(self)
         _check_replay(self.capacity, self.reinitialise, self.margin)
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> ReplayBuffer:
-        """The empty buffer."""
+        """The buffer, empty at first."""
         dim = spec.act_dim + (spec.obs_dim if self.joint else 0)
         device = None if generator is None else generator.device
         return ReplayBuffer(dim, self.sampler, self.capacity, self.reinitialise, self.margin, device, self.joint)
@@ -412,7 +412,7 @@ class MarginalActionSampler(nn.Module):
         return loss + self.positive_l2 * positive_l2(positive) if self.positive_l2 else loss
 
     def own_losses(self, actions: Positives, negatives: Actions) -> dict[str, Tensor]:
-        """Trains the marginal beside the energy; no weight is shared."""
+        """The loss of the marginal energy, which shares no weight with the conditional one."""
         return {"marginal_loss": self.loss(actions, negatives)}
 
 
@@ -421,15 +421,15 @@ class MarginalActions:
     """Settings of a `MarginalActionSampler`, the paper's MAS."""
 
     sampler: Sampler = Langevin("correct")
-    """What moves the chains of the marginal energy."""
+    """Sampler of the marginal energy's chains."""
     objective: Literal["mcmc", "maxent"] = "mcmc"
     """The loss of the marginal energy."""
     positive_l2: float = 0.0
-    """Weight of its squared positive energies in that loss."""
+    """Weight of the mean squared energy of the data in that loss."""
     width: int = 64
     """Hidden units of the marginal energy."""
     start: Any = Uniform()
-    """Where its chains start."""
+    """Source of the chains' first states."""
 
     distribution: ClassVar[str] = "marginal"
     learns: ClassVar[bool] = True
@@ -469,7 +469,7 @@ class Mixture:
             raise ValueError(f"fractions must be shares that add up to 1, got {self.fractions}")
 
     def counts(self, n: int) -> list[int]:
-        """How many of n each source gives: largest remainders first."""
+        """Number of negatives of each source, n together: rounded down, then one more for the largest remainders."""
         exact = [f * n / sum(self.fractions) for f in self.fractions]
         counts = [int(e + 1e-9) for e in exact]
         by_remainder = sorted(range(len(exact)), key=lambda j: counts[j] - exact[j])
@@ -524,12 +524,12 @@ class Mixture:
 
 
 def has_density(source: Any) -> bool:
-    """Whether a source tells the log density of what it draws."""
+    """Whether a source knows the log density of its negatives."""
     return bool(getattr(source, "known_density", isinstance(source, Density)))
 
 
 def own_losses(source: Any, actions: Positives, negatives: Actions) -> dict[str, Tensor]:
-    """The losses of a source's own weights; none for a source without any."""
+    """The losses of a source's own weights; an empty dict for a source without weights."""
     function = getattr(source, "own_losses", None)
     return {} if function is None else function(actions, negatives)
 

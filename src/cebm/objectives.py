@@ -1,4 +1,4 @@
-"""Objectives: what training minimises. An objective owns its source of negatives and their count.
+"""Objectives: the losses that training minimises. An objective owns its source of negatives and their count.
 
 Each is a frozen dataclass with one method, `terms`; the formulas are in `losses`. Penalties are added to any of them.
 """
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective found on a batch. Only `loss` is needed; the rest serves penalties and the log."""
+    """The result of an objective on a batch. Only `loss` is needed; the rest serves penalties and the log."""
 
     loss: Float[Tensor, ""]
-    """To minimise."""
+    """The loss to minimise."""
     positive: Float[Tensor, " batch"] | None = None
     """Energies of the demonstrated actions."""
     negative: Float[Tensor, "batch samples"] | None = None
     """Energies of the negatives."""
     drawn: Negatives | None = None
-    """The negatives."""
+    """The negatives that were drawn."""
     own: dict[str, Tensor] = field(default_factory=dict)
     """Losses of weights that the source has for itself, by the name to log them under."""
     log: dict[str, Tensor] = field(default_factory=dict)
@@ -69,8 +69,8 @@ class LossPenalty(Protocol):
 def contrast(
     energy: EnergyModel, source: Any, count: int, obs: Obs, actions: Positives, generator: torch.Generator
 ) -> Terms:
-    """Draws `count` negatives per pair and gives the energies of both, with a loss of 0 to be replaced. Of a tilted
-    energy it is the tilt that is compared."""
+    """Draws `count` negatives per pair and computes the energies of data and negatives; the loss is 0, to be replaced.
+    For a tilted energy these are the values of the tilt."""
     drawn = source.sample(energy, obs, actions, count, generator)
     target = energy.contrasted
     if drawn.obs.ndim > obs.ndim:  # pairs (x, y), of a joint model
@@ -108,7 +108,7 @@ class RankingNCE:
     source: Any = GaussianMixture()
     """Where negatives come from; its density must be known."""
     count: int = 64
-    """Negatives per example."""
+    """Number of negatives per example."""
 
     def __post_init__(self) -> None:
         _check_contrast(self, known=True)
@@ -126,7 +126,7 @@ class ImportanceNLL:
     source: Any = GaussianMixture()
     """Where negatives come from; its density must be known."""
     count: int = 64
-    """Negatives per example."""
+    """Number of negatives per example."""
 
     def __post_init__(self) -> None:
         _check_contrast(self, known=True)
@@ -143,7 +143,7 @@ class MCMC:
     source: Any = ShortChains(Langevin("ibc", noise=0.1))
     """Where negatives come from."""
     count: int = 8
-    """Negatives per example."""
+    """Number of negatives per example."""
 
     def __post_init__(self) -> None:
         _check_contrast(self)
@@ -160,7 +160,7 @@ class MaximumEntropy:
     source: Any = ShortChains(Langevin("correct"))
     """Where negatives come from."""
     count: int = 8
-    """Negatives per example."""
+    """Number of negatives per example."""
 
     def __post_init__(self) -> None:
         _check_contrast(self)
@@ -231,7 +231,8 @@ class EntropyRegulariser:
 
 @dataclass(frozen=True)
 class GradientPenalty:
-    """weight · mean max(0, ‖∇E‖_∞ − margin)² at the negatives (IBC, Sec. B.3.1); of a joint model, ∇ is over (x, y)."""
+    """weight · mean max(0, ‖∇E‖_∞ − margin)² at the negatives (IBC, Sec. B.3.1). ∇ is over y; over (x, y) for a joint
+    model."""
 
     weight: float = 1.0
     """Its weight in the loss."""

@@ -83,7 +83,7 @@ class Adam:
     schedule: RateSchedule = Decay()
     """How the rate changes over the run."""
     batch_size: int = 512
-    """Examples per step."""
+    """Number of examples per step."""
     average: float = 0.0
     """Decay of the moving average of the weights, which the policy then uses. 0: the policy uses the raw weights."""
 

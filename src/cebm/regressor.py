@@ -1,4 +1,4 @@
-"""scikit-learn's way in: regression whose answer is a set and not a number. Needs the extra `cebm[sklearn]`."""
+"""A regressor with scikit-learn's interface that learns the density p(y|x). Needs the extra `cebm[sklearn]`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 
 
 def _blocks(rows: int, per_row: int) -> list[slice]:
-    """Rows of X to work on at a time, so that memory does not grow with them: 65536 energies each."""
+    """Slices of the rows of X with at most 65536 energies each, so that memory does not grow with X."""
     size = max(1, 2**16 // per_row)
     return [slice(start, start + size) for start in range(0, rows, size)]
 
@@ -53,7 +53,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "ConditionalEBMRegressor":
-        """X [rows, features], y [rows] or [rows, outputs]."""
+        """Learns p(y|x) from X [rows, features] and y [rows] or [rows, outputs]."""
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
         targets = np.asarray(y, np.float32)
         self.single_output_ = targets.ndim == 1
@@ -97,8 +97,8 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
 
     def score_samples(self, X: Any, y: Any = None) -> Float[np.ndarray, " rows"]:
         """log p(y|x) per row, normalised by quadrature over the box of the training targets with its margin, in the
-        units of y. With more than two outputs the normaliser comes from uniform samples. Without y: at the mode,
-        which says how sure the model is of its prediction."""
+        units of y. With more than two outputs the normaliser comes from uniform samples. Without y, the density is
+        taken at the mode, which says how sure the model is of its prediction."""
         rows = self._rows(X)
         targets = np.asarray(self.predict(X) if y is None else y, np.float32)
         policy, energy = self.policy_, self.policy_.energy

@@ -39,7 +39,7 @@ def _positive(name: str, value: float) -> None:
 
 @runtime_checkable
 class Schedule(Protocol):
-    """The step size of step k of n."""
+    """The step size of step k of n, counted from 0."""
 
     def __call__(self, k: int, n: int) -> float: ...
 
@@ -49,7 +49,7 @@ class Constant:
     """The same step size throughout."""
 
     value: float = 0.1
-    """The step size."""
+    """Size of every step."""
 
     def __post_init__(self) -> None:
         _positive("value", self.value)
@@ -63,9 +63,9 @@ class Polynomial:
     """(init − final)·(1 − k/(n−1))^power + final, from `init` at k = 0 to `final` at k = n−1 (the paper's)."""
 
     init: float = 1.0
-    """The first step size."""
+    """Size of the first step."""
     final: float = 1e-3
-    """The last step size."""
+    """Size of the last step."""
     power: float = 2.0
     """1 falls linearly; 2 falls fast, then flattens."""
 
@@ -80,12 +80,12 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Exponential:
-    """init·decay^k."""
+    """init·decay^k: the step size falls by the same factor at every step."""
 
     init: float = 0.1
-    """The first step size."""
+    """Size of the first step."""
     decay: float = 0.8
-    """What each step multiplies it by."""
+    """Factor between two consecutive step sizes."""
 
     def __post_init__(self) -> None:
         _positive("init", self.init)
@@ -113,7 +113,7 @@ class StepInfo(NamedTuple):
 
     @classmethod
     def of(cls, energies: Energies, gradients: Actions | None = None, clipped: Tensor | None = None) -> "StepInfo":
-        """Of a sampler that takes every move: from the energies and gradients before the step."""
+        """For a sampler that accepts every move, from the energies and gradients before the step."""
         zero = energies.new_zeros(())
         norm = zero if gradients is None else _gradient_norm(gradients)
         return cls(energies.mean(), norm, zero if clipped is None else clipped, torch.ones_like(zero))
@@ -121,7 +121,7 @@ class StepInfo(NamedTuple):
 
 @runtime_checkable
 class ChainState(Protocol):
-    """Where the chains stand: a sampler's own NamedTuple or dataclass, with what its next step needs."""
+    """State of the chains: a sampler's own NamedTuple or dataclass, with all that its next step needs."""
 
     @property
     def actions(self) -> Actions: ...
@@ -129,9 +129,9 @@ class ChainState(Protocol):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Anything with these can be run, used for negatives, acted with and certified.
+    """The contract: an object with these can be run, give negatives, search for actions and be certified.
 
-    Two more are asked for where they help: `differentiable = True`, where a loss may be differentiated through the
+    A sampler may have two more attributes: `differentiable = True`, where a loss can be differentiated through the
     chain; and `small_steps(size)`, the same sampler with moves of about `size`, to stay near where it starts.
     """
 
@@ -160,9 +160,9 @@ class Collect:
     """Keep states of a long chain instead of its last one: after `burn_in` steps, every `thin`-th."""
 
     burn_in: int
-    """Steps thrown away first."""
+    """Number of first steps whose states are thrown away."""
     thin: int = 1
-    """Distance between kept states."""
+    """Steps between two kept states."""
 
     def __post_init__(self) -> None:
         if self.burn_in < 0:
@@ -223,7 +223,7 @@ def run(
 
 
 class LangevinState(NamedTuple):
-    """Where Langevin chains stand: they remember nothing else."""
+    """State of Langevin chains: the actions alone."""
 
     actions: Actions
 
@@ -300,7 +300,7 @@ class Langevin:
 
 
 class MALAState(NamedTuple):
-    """Where Metropolis chains stand, with what the next acceptance needs."""
+    """State of Metropolis chains, with what the next accept step needs."""
 
     actions: Actions
     energies: Energies
@@ -320,7 +320,7 @@ class MALA:
     steps: int = 100
     """Number of sampler steps per chain."""
     step_size: float = 0.01
-    """The first τ."""
+    """Step size τ of the first step."""
     adapt: int = 50
     """Steps during which τ adapts. Draw samples from the states after them."""
     target: float = 0.574
@@ -346,7 +346,7 @@ class MALA:
         return MALAState(start, energies, gradients, log_step)
 
     def small_steps(self, size: float) -> "MALA":
-        """The same chain with noise of at most `size` per step, which it keeps."""
+        """The same chain with noise of at most `size` per step; τ does not adapt."""
         return replace(self, step_size=min(self.step_size, size**2 / 2), adapt=0)
 
     def step(
@@ -362,13 +362,13 @@ class MALA:
         outside = torch.zeros_like(energies, dtype=torch.bool)
         if self.margin is not None:
             outside = (proposal.abs() > margin_limit(self.margin)).any(-1)
-        # A proposal whose energy is not a number is refused too: comparisons with NaN are false.
+        # A proposal whose energy is NaN is refused too.
         probability = torch.where(outside | log_ratio.isnan(), 0.0, log_ratio.clamp(max=0).exp())
         uniform = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
         taken = uniform < probability
         log_step = state.log_step
         if k < self.adapt:
-            # Centred so that a change of τ by a factor e needs an acceptance far off the target.
+            # Robbins–Monro: the gains add up to infinity, so any τ is reached; their squares do not, so it settles.
             gain = (k + 1) ** -0.6
             log_step = log_step + gain * (probability.mean(1).view(-1, 1, 1) - self.target)
         info = StepInfo(
@@ -390,7 +390,7 @@ class MALA:
 
 
 class Candidates(NamedTuple):
-    """Where the candidates of a derivative-free search stand, and their energies."""
+    """State of a derivative-free search: the candidates and their energies."""
 
     actions: Actions
     energies: Energies
@@ -408,17 +408,17 @@ class DerivativeFree:
     """
 
     steps: int = 3
-    """Times that candidates are drawn anew."""
+    """Number of times that candidates are drawn anew."""
     deviation: float = 0.33
     """Standard deviation of the first perturbation, normalised units."""
     shrink: float = 0.5
-    """What each step multiplies it by."""
+    """Factor between two consecutive perturbations."""
     temperature: float = 1.0
-    """T of the softmax."""
+    """Temperature T of the softmax."""
     margin: float | None = 0.05
     """Candidates stay in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded."""
     autoregressive: bool = False
-    """One dimension at a time: act_dim times the energy evaluations."""
+    """Whether to move one dimension at a time, which takes act_dim times the energy evaluations."""
 
     def __post_init__(self) -> None:
         _check_steps(self.steps)

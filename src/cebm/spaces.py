@@ -1,4 +1,4 @@
-"""Units: data to normalised coordinates and back, margins and clipping. Nothing else knows units.
+"""Units: maps between data and normalised coordinates, margins and clipping. No other module knows units.
 
 Samplers work in normalised coordinates, where the data fill [-1, 1] (a range of 2).
 """
@@ -34,14 +34,13 @@ def step_limit(fraction: float, convention: StepConvention = "range") -> float:
 
 
 def usable_device(name: torch.device | str) -> torch.device:
-    """The device of that name; a ValueError where there is none on this machine."""
+    """The device `name`; a ValueError where this machine cannot use it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"device {str(name)!r} cannot be used on this machine: {str(error).splitlines()[0]}"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {str(name)!r} cannot be used on this machine: {reason}") from error
     return device
 
 
@@ -50,9 +49,9 @@ class Part:
     """A named part of an observation: joint positions, an image, a goal."""
 
     name: str
-    """How data and users call it."""
+    """Name of the part in the data and in messages."""
     shape: tuple[int, ...]
-    """Of one observation: (7,) for seven joints, (96, 96, 3) for an image."""
+    """Shape in one observation: (7,) for seven joints, (96, 96, 3) for an image."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -67,9 +66,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Specification:
-    """What an energy is built for: the observation's parts, the action's columns, and how many of each one input and
-    one output hold. Observations reach the energy flat, [batch, obs_dim]: the oldest frame first, in each frame the
-    parts in their order (`columns` finds one)."""
+    """What an energy is built for: the parts of an observation, the columns of an action, the number of observations in
+    one input (history) and the number of actions in one output (horizon). Observations reach the energy flat, [batch,
+    obs_dim]: the oldest frame first, in each frame the parts in their order (`columns` gives those of a part)."""
 
     parts: tuple[Part, ...]
     """Parts of one observation; a flat one is a single part named 'obs'."""
@@ -113,7 +112,7 @@ class Specification:
         return self.horizon * self.action
 
     def columns(self, name: str, frame: int = -1) -> slice:
-        """Where the part of that name stands in the flat input; by default in its newest frame."""
+        """Columns of the part `name` in the flat input; by default in the newest frame."""
         start = range(self.history)[frame] * self.frame
         for part in self.parts:
             if part.name == name:
@@ -124,7 +123,7 @@ class Specification:
 
 def check_finite(values: Tensor, name: str) -> None:
     """ValueError that names the dimensions (last axis) of `values` that hold NaN or infinity."""
-    if isfinite(values.sum().item()):  # the quick way to know that all are; finite values whose sum is not go on
+    if isfinite(values.sum().item()):  # quick: a finite sum has no NaN or infinity in it
         return
     finite = torch.isfinite(values)
     if not bool(finite.all()):
@@ -199,12 +198,12 @@ class Box:
 
     @property
     def low(self) -> Float[Tensor, " dim"]:
-        """What maps to -1."""
+        """The value that maps to -1."""
         return self.centre - self.scale
 
     @property
     def high(self) -> Float[Tensor, " dim"]:
-        """What maps to 1."""
+        """The value that maps to 1."""
         return self.centre + self.scale
 
     @property
@@ -219,7 +218,7 @@ class Box:
         return self.scaled(values)
 
     def scaled(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """As `normalise`, without looking at the values: for those that are infinite on purpose or checked later."""
+        """As `normalise`, but NaN and infinity pass: for infinite limits and for values that are checked later."""
         return (values - self.centre) / self.scale
 
     def denormalise(self, values: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
@@ -250,7 +249,7 @@ class Box:
         return step.clamp(-limit, limit)
 
     def to(self, *args: Any, **kwargs: Any) -> "Box":
-        """As `Tensor.to`: another device or dtype."""
+        """The same box on another device or in another dtype; takes the arguments of `Tensor.to`."""
         return Box(self.centre.to(*args, **kwargs), self.scale.to(*args, **kwargs), self.margin)
 
     def tiled(self, times: int) -> "Box":
@@ -269,7 +268,7 @@ def _float_tensor(values: Any) -> Tensor:
 
 
 def _usable(scale: Tensor, reference: Tensor) -> Tensor:
-    """1 where there is no extent, or one too small to divide by: below the rounding of the values themselves.
-    Where that rounding exceeds 1, the rounding: dividing it by 1 would give huge coordinates."""
+    """The scale, but 1 where it is 0 or below the rounding error of the values, which is too small to divide by. Where
+    that rounding error exceeds 1, it is the scale instead: division by 1 would give huge coordinates."""
     smallest = torch.finfo(scale.dtype).eps * reference.abs() + torch.finfo(scale.dtype).tiny
     return torch.where(scale > smallest, scale, smallest.clamp(min=1))

@@ -1,6 +1,6 @@
 """Weighted sums of energies: Σᵢ wᵢ Eᵢ(x, y), a product of experts in densities."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
@@ -39,7 +39,7 @@ class WeightedSum(EnergyModel):
 
     def parts(self) -> Iterator[EnergyModel]:
         """The terms, in the order of `weights`."""
-        return cast(Iterator[EnergyModel], iter(self.terms))
+        yield from cast(Iterable[EnergyModel], self.terms)  # a ModuleList does not know the type of its items
 
     def encode(self, obs: Obs) -> Context:
         return tuple(term.encode(obs) for term in self.parts())

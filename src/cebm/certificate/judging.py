@@ -1,0 +1,261 @@
+"""Runs a sampler on analytic targets and judges its states: the errors, their sampling errors, and a verdict.
+
+A single chain has 63 replicas beside it: the errors that are reported are its own, but their sampling errors and the
+verdict come from all 64.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cebm.certificate.targets import Target, analytic_targets
+from cebm.samplers import Collect, Sampler, StepInfo, run
+from cebm.spaces import margin_limit
+
+RunName = Literal["chains", "single"]
+Verdict = Literal["samples the target", "inconclusive", "biased", "does not sample"]
+SamplerFactory = Callable[[Target, int], Sampler]
+
+CHAINS = 1000
+SINGLE_STEPS, SINGLE_KEPT = 4000, 1000
+SINGLE_REPLICAS = 64
+
+# The rule of the verdict, see `Certificate.verdict`.
+_Z = 4.5
+_GROSS = 0.5
+_ATOMS = 0.01
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The errors of one sampler on one target. Relative errors are the largest over dimensions, and infinite for a run
+    that diverged."""
+
+    sampler: str
+    target: str
+    run: RunName
+    mean_error: float
+    """|mean − exact| / exact standard deviation."""
+    std_error: float
+    """|standard deviation / exact − 1|."""
+    temperature: float | None
+    """E[(y − μ)·∇E]/d, which is 1 for exp(-E), and T for exp(-E/T) on a Gaussian. None for a bounded target, whose
+    border adds to it."""
+    acceptance: float | None
+    """Share of proposals accepted in the second half of the steps. None for a sampler that accepts them all."""
+    verdict: Verdict
+    """An error of all chains together is real when it exceeds tolerance + t·(its standard error). `tolerance` (0.1)
+    is what an unadjusted sampler may be off by for its step size (aτ/4 of a standard deviation at curvature a; 1 % to
+    8 % with the step sizes of the targets) and for its start. t is Student's quantile at the level of 4.5 standard
+    deviations. The temperature is a square and has twice the tolerance. More than 1 % of the states on the border of
+    a bounded target are a real error; so is a single chain that on average covers less than half of a standard
+    deviation.
+
+    With a real error the verdict is 'biased', or 'does not sample' if an error exceeds 0.5. Without one it is
+    'samples the target', or 'inconclusive' if t·(standard error) exceeds 0.5: a gross error would have passed too."""
+    mean_sampling_error: float
+    """Standard error of `mean_error`. For a single chain it is the spread over the replicas, so that it accounts for
+    the autocorrelation."""
+    std_sampling_error: float
+    """Standard error of `std_error`."""
+    temperature_sampling_error: float | None
+    """Standard error of `temperature`."""
+    clipped: float
+    """Fraction of coordinates that a clip changed (MALA: of proposals outside the box), over all steps."""
+    border: float | None
+    """Fraction of states on or beyond the border of a bounded target, where it has no mass; None if unbounded."""
+    chains: int
+    """Independent chains that ran; in a `single` run, the chain and its replicas."""
+    steps: int
+    """Number of steps of each chain."""
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "samples the target"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a real error was found; neither passed nor failed is inconclusive."""
+        return self.verdict in ("biased", "does not sample")
+
+    def to_json(self) -> str:
+        """One line of JSON, with null for NaN and infinity."""
+        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+        return json.dumps(row)
+
+
+def certify(
+    sampler: Sampler | SamplerFactory,
+    targets: Sequence[Target] | None = None,
+    runs: Sequence[RunName] = ("chains", "single"),
+    generator: torch.Generator | None = None,
+    name: str | None = None,
+    tolerance: float = 0.1,
+) -> list[Certificate]:
+    """Runs `sampler` on analytic targets and says how far its samples are from them; see `Certificate.verdict`.
+
+    `sampler` is any object with `steps`, `init` and `step`, used as it is: only `steps` is raised to what a run has
+    (50 to 500 for many chains, 4000 for one). With small step sizes, give it more `steps` yourself. Or it is a
+    function (target, steps) -> sampler, for parameters that follow the target, as `named_sampler` has them.
+    Without `generator` the seed is fresh; with one, the result repeats.
+    """
+    make = _factory(sampler)
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance must be at least 0, got {tolerance}")
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    label = name or str(getattr(sampler, "__name__", type(sampler).__name__))
+    rows = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # states are small: a second thread costs more than it saves
+    try:
+        for target in analytic_targets() if targets is None else targets:
+            for kind in runs:
+                states, info = run_on(make, target.to(generator.device), kind, generator)
+                rows.append(_certificate(label, target, kind, states, info, tolerance))
+    finally:
+        torch.set_num_threads(threads)
+    return rows
+
+
+def _factory(sampler: Sampler | SamplerFactory) -> SamplerFactory:
+    if isinstance(sampler, type):
+        raise ValueError(f"sampler must be an object, not the class {sampler.__name__}: give {sampler.__name__}(...)")
+    if isinstance(sampler, Sampler):
+        return lambda target, steps: _with_steps(sampler, max(steps, sampler.steps))
+    if callable(sampler):
+        return sampler
+    raise ValueError(f"sampler must have steps, init and step, or be a function: {type(sampler).__name__} is neither")
+
+
+def _with_steps(sampler: Sampler, steps: int) -> Sampler:
+    if is_dataclass(sampler) and any(field.name == "steps" and field.init for field in fields(sampler)):
+        return replace(cast(Any, sampler), steps=steps)
+    # Any other object is wrapped: `run` needs no more than these three.
+    return cast(Sampler, SimpleNamespace(steps=steps, init=sampler.init, step=sampler.step))
+
+
+def run_on(
+    make: SamplerFactory, target: Target, kind: RunName, generator: torch.Generator
+) -> tuple[Float[Tensor, "chains time act"], StepInfo]:
+    """Runs the sampler on the target; gives the states that are judged, chain by chain."""
+    if kind == "chains":
+        # One observation with many candidates: what a sampler of populations expects.
+        start = target.starts(1, CHAINS, generator)
+        chain = run(make(target, target.chain_steps), target, target.encode(start[:, 0]), start, generator)
+        return chain.actions.transpose(0, 1), chain.info
+    if kind == "single":
+        sampler, start = make(target, SINGLE_STEPS), target.starts(SINGLE_REPLICAS, 1, generator)
+        collect = Collect(sampler.steps - SINGLE_KEPT)
+        chain = run(sampler, target, target.encode(start[:, 0]), start, generator, collect)
+        return chain.actions, chain.info
+    raise ValueError(f"runs must hold 'chains' or 'single', got {kind!r}")
+
+
+# ---------------------------------------------------------------------------------------------- statistics
+
+
+class _Estimate(NamedTuple):
+    """A quantity per dimension, as it is reported and as it is judged."""
+
+    value: Float[np.ndarray, " act"]
+    """The reported value: over all chains, or of the first one in a `single` run."""
+    error: Float[np.ndarray, " act"]
+    """Standard error of `value`."""
+    pooled: Float[np.ndarray, " act"]
+    """The value over all chains."""
+    reach: Float[np.ndarray, " act"]
+    """Largest error of `pooled` by chance, at the level of `_Z` standard deviations."""
+
+
+def _estimate(kind: RunName, each: Float[np.ndarray, "chains act"]) -> _Estimate:
+    """From the averages along each chain. Correlation within a chain shows in the spread between chains, so no
+    autocorrelation needs to be estimated. `reach` is Student's quantile times the standard error, because few
+    chains also know their own spread badly; expanded to second order in 1/chains (Abramowitz & Stegun 26.7.5)."""
+    chains, pooled, spread = len(each), each.mean(0), each.std(0, ddof=1)
+    error, nu = spread / math.sqrt(chains), chains - 1
+    quantile = _Z + (_Z**3 + _Z) / (4 * nu) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * nu**2)
+    value, error_of_value = (pooled, error) if kind == "chains" else (each[0], spread)
+    return _Estimate(value, error_of_value, pooled, quantile * error)
+
+
+def _mean_and_std(kind: RunName, units: Float[np.ndarray, "chains time act"]) -> tuple[_Estimate, _Estimate]:
+    """Mean and standard deviation of states in units of the exact moments: (0, 1) for a correct sampler."""
+    mean = _estimate(kind, units.mean(1))
+    square = _estimate("chains", ((units - mean.pooled) ** 2).mean(1))
+    pooled = np.sqrt(square.pooled)
+    # Chains of equal states have no spread to divide by, and no error of it.
+    slope = np.divide(0.5, pooled, out=np.zeros_like(pooled), where=pooled > 0)
+    if kind == "chains":
+        return mean, _Estimate(pooled, slope * square.error, pooled, slope * square.reach)
+    return mean, _estimate(kind, units.std(1, ddof=1))._replace(pooled=pooled, reach=slope * square.reach)
+
+
+def _temperature(kind: RunName, target: Target, states: Float[Tensor, "chains time act"]) -> _Estimate:
+    """E[(y − μ)·∇E]/d. Integration by parts gives ∫ (y − μ)·∇E e^{-E} dy = d ∫ e^{-E} dy for any smooth E whose
+    density vanishes at infinity (the virial theorem)."""
+    _, gradients = target.energies_and_gradients(target.encode(states[:, 0]), states)
+    product = (states - states.new_tensor(target.mean)) * gradients
+    return _estimate(kind, product.mean((1, 2), dtype=torch.float64).unsqueeze(1).cpu().numpy())
+
+
+def _certificate(
+    sampler: str,
+    target: Target,
+    kind: RunName,
+    states: Float[Tensor, "chains time act"],
+    info: StepInfo,
+    tolerance: float,
+) -> Certificate:
+    units = (states.double().cpu().numpy() - np.array(target.mean)) / np.array(target.std)
+    border = temperature = None
+    with np.errstate(all="ignore"):  # a diverged chain overflows; NaN counts as an error below
+        mean, std = _mean_and_std(kind, units)
+        checks = [(np.abs(mean.pooled), mean.reach, tolerance), (np.abs(std.pooled - 1), std.reach, tolerance)]
+        if kind == "single":
+            checks.append((1 - units.std(1).mean(0), np.zeros(1), _GROSS))
+        if target.margin is None:
+            temperature = _temperature(kind, target, states)
+            checks.append((np.abs(temperature.pooled - 1), temperature.reach, 2 * tolerance))
+        else:
+            border = float((states.abs() >= margin_limit(target.margin)).any(-1).double().mean())
+    mean_errors = np.nan_to_num(np.abs(mean.value), nan=np.inf, posinf=np.inf)
+    std_errors = np.nan_to_num(np.abs(std.value - 1), nan=np.inf, posinf=np.inf)
+    worst_mean, worst_std = int(mean_errors.argmax()), int(std_errors.argmax())
+    steps = info.acceptance.shape[0]
+    return Certificate(
+        sampler,
+        target.name,
+        kind,
+        mean_error=float(mean_errors[worst_mean]),
+        std_error=float(std_errors[worst_std]),
+        temperature=None if temperature is None else float(temperature.value[0]),
+        acceptance=None if bool((info.acceptance == 1).all()) else float(info.acceptance[steps // 2 :].mean()),
+        verdict=_verdict(checks, border),
+        mean_sampling_error=float(mean.error[worst_mean]),
+        std_sampling_error=float(std.error[worst_std]),
+        temperature_sampling_error=None if temperature is None else float(temperature.error[0]),
+        clipped=float(info.clipped.mean()),
+        border=border,
+        chains=states.shape[0],
+        steps=steps,
+    )
+
+
+def _verdict(checks: list[tuple[np.ndarray, np.ndarray, float]], border: float | None) -> Verdict:
+    """`checks` holds errors, their largest size by chance, and the tolerance; see `Certificate.verdict`."""
+    real = any(not (error <= allowed + reach).all() for error, reach, allowed in checks)
+    if real or (border is not None and border > _ATOMS):
+        gross = any(not (error <= _GROSS).all() for error, _, _ in checks)
+        return "does not sample" if gross else "biased"
+    blind = any((reach > _GROSS).any() for _, reach, _ in checks[:2])
+    return "inconclusive" if blind else "samples the target"
