@@ -120,6 +120,8 @@ class Search:
             raise ValueError(f"choice must be 'minimum' or 'draw', got {self.choice!r}")
         if self.keep < 0:
             raise ValueError(f"keep must not be negative, got {self.keep}")
+        if isinstance(self.sampler, type):
+            raise ValueError(f"sampler must be an object, got the class: write {self.sampler.__name__}()")
         if not isinstance(self.sampler, Sampler):
             raise ValueError(f"sampler must have steps, init and step, which {type(self.sampler).__name__} has not")
 

@@ -12,12 +12,13 @@ import torch
 import tyro
 
 from cebm import certificate
+from cebm.demonstrations.files import check_target
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
 from cebm.progress import ProgressBar, TensorBoard, measured
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import EXPERT_EPISODES, Job, Listener, Outcome, load_job, material_of, resume, train
+from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, resume, train
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
@@ -208,8 +209,11 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         except TypeError as error:
             raise ValueError(f"this run could not be saved: {error}") from error
         out = parsed.out or Path("runs") / f"{name}-{job.seed}"
-        print(_material(job, parsed.data), flush=True)
-        _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen))
+        check_new(out)  # before an expert's long work
+        material = material_of(job)
+        origin = parsed.data if job.task is None or parsed.data else job.task.name
+        print(f"{material.summary()} ({origin})", flush=True)
+        _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material))
 
     return start_run
 
@@ -222,14 +226,6 @@ def _with_pieces(base: type, pieces: dict[str, Any]) -> type:
         if options is not None
     ]
     return make_dataclass(base.__name__, unprefixed, bases=(base,), frozen=True)
-
-
-def _material(job: Job, data: Path | None) -> str:
-    """What a run will learn from. An expert's demonstrations may take their time, so they are not made for this."""
-    if data is not None:
-        return f"{material_of(job).summary()} ({data})"
-    expert = "" if job.task is None else f" ({job.task.name})"
-    return f"{job.episodes or EXPERT_EPISODES:,} demonstrations of the expert to train on{expert}"
 
 
 def _run(job: Job, out: Path, tensorboard: bool, start: Callable[[Listener], Outcome]) -> None:
@@ -263,7 +259,9 @@ def write_demonstrations(arguments: "Demos") -> None:
     """`cebm demos`: the episodes of a task's expert."""
     seed = check_seed(arguments.seed)
     particle = _particle_settings(arguments, ("dim", "steps", "wait", "random_order", "hide_velocity"))
-    demonstrations = named_task(arguments.task, particle).demonstrations(arguments.episodes, seed)
+    task = named_task(arguments.task, particle)
+    check_target(arguments.out)  # before the expert's long work
+    demonstrations = task.demonstrations(arguments.episodes, seed)
     demonstrations.save(arguments.out)
     print(f"{demonstrations.summary()}\n{arguments.out}")
 
@@ -274,7 +272,7 @@ def evaluate_run(arguments: "Eval") -> None:
     import_pieces(arguments.with_)
     where = arguments.run
     is_run = (where / "run.json").exists()
-    policy = load(where / ("policy" if arguments.last else "best") if is_run else where, arguments.device)
+    policy = load(where / "policy" if is_run and arguments.last else where, arguments.device)
     task = _task_to_play(arguments, policy, load_job(where) if is_run else None)
     effort: dict[str, Any] = {name: getattr(arguments, name) for name in ("candidates", "budget_ms", "execute")}
     result = evaluate(

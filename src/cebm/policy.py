@@ -365,9 +365,11 @@ def _frozen(energy: EnergyModel) -> EnergyModel:
 
 
 def load(directory: str | Path, device: torch.device | str = "cpu") -> EnergyPolicy:
-    """Reads a policy that `save` wrote; a StorageError says what is wrong with a damaged, altered or newer one. A
-    policy made of your own pieces needs their module imported first."""
+    """Reads a policy that `save` wrote, or the best one of a run directory; a StorageError says what is wrong with a
+    damaged, altered or newer one. A policy made of your own pieces needs their module imported first."""
     where, place = Path(directory), usable_device(device)
+    if (where / "run.json").exists():
+        where = where / "best"
     header, tensors = load_bundle(where, FORMAT, VERSION)
     try:
         if header["version"] < 3:

@@ -88,6 +88,10 @@ class Trial:
     """Units, history, horizon and smoothing."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.penalties, tuple):
+            raise ValueError(f"penalties must be a tuple, got {self.penalties!r}")
+        if not isinstance(self.inputs, Inputs):
+            raise ValueError(f"inputs must be an Inputs, got {self.inputs!r}")
         for name, value, methods in (
             ("energy", self.energy, ("build",)),
             ("objective", self.objective, ("terms", "build")),

@@ -161,12 +161,15 @@ class Outcome:
 Listener = Callable[[dict[str, Any]], None]
 
 
-def train(job: Job, directory: str | Path, listen: Listener = lambda row: None) -> Outcome:
+def train(
+    job: Job, directory: str | Path, listen: Listener = lambda row: None, material: Material | None = None
+) -> Outcome:
     """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. Nothing is written
-    before the data are read and a first step has been tried, so a start that fails leaves nothing behind."""
+    before the data are read and a first step has been tried, so a start that fails leaves nothing behind. `material`:
+    the job's, if it was read already."""
     where = Path(directory)
-    _check_empty(where)
-    material = material_of(job)
+    check_new(where)
+    material = material_of(job) if material is None else material
     trainer = trainer_of(job, material)
     try:
         trainer.rehearse()
@@ -176,13 +179,14 @@ def train(job: Job, directory: str | Path, listen: Listener = lambda row: None) 
     with _writing(where):
         where.mkdir(parents=True, exist_ok=True)
     with locked(where):
-        _check_empty(where)  # another process may have been faster
+        check_new(where)  # another process may have been faster
         with _writing(where):
             write_document(where / "run.json", record)
         return _loop(job, trainer, material, {}, [], where, listen)
 
 
-def _check_empty(where: Path) -> None:
+def check_new(where: Path) -> None:
+    """A run begins in a new or empty directory."""
     others = sorted(path.name for path in where.iterdir() if path.name != ".lock") if where.is_dir() else []
     if "run.json" in others:
         raise FileExistsError(f"{where} holds a run already; resume it or choose another directory")

@@ -34,24 +34,30 @@ _OURS = re.compile(
 )  # files that `write` makes in a directory
 
 
+def check_target(target: Path) -> None:
+    """Refuses a place where demonstrations cannot be saved."""
+    if target.is_dir():
+        for other in target.iterdir():
+            if not _OURS.fullmatch(other.name):
+                raise ValueError(f"{target}: the directory holds other files, such as {other.name!r}")
+    elif target.suffix not in ("", ".npz"):
+        raise ValueError(
+            f"{target}: the name ends in {target.suffix!r}; give one that ends in '.npz' for a file, "
+            "or one without a suffix for a directory"
+        )
+
+
 def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Writes the arrays as `Demonstrations.save` describes."""
     header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "metadata": metadata}
+    check_target(target)
     if target.suffix == ".npz" and not target.is_dir():
         text = _sealed(header, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, lambda file: np.savez(file, header=text, **arrays))  # type: ignore[arg-type]
         return
-    if target.suffix and not target.is_dir():
-        raise ValueError(
-            f"{target}: the name ends in {target.suffix!r}; give one that ends in '.npz' for a file, "
-            "or one without a suffix for a directory"
-        )
     _sealed(header, target)  # refuses metadata that cannot be saved before anything is written
     target.mkdir(parents=True, exist_ok=True)
-    for other in target.iterdir():
-        if not _OURS.fullmatch(other.name):
-            raise ValueError(f"{target}: the directory holds other files, such as {other.name!r}")
     header["arrays"] = {key: _write_array(target, key, array) for key, array in arrays.items()}
     content = _sealed(header, target).encode()
     _replace(target / "header.json", lambda file: file.write(content))
