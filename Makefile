@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: install test demo bench reproduce clean
+.PHONY: install test test-all demo bench reproduce clean
 
 install: .venv/installed
 
@@ -20,6 +20,10 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# With the slow ones, which take 2 minutes more.
+test-all: test
+	$(BIN)/pytest -m slow
 
 demo: install
 	rm -rf runs/demo runs/demo-demonstrations.npz

@@ -167,6 +167,11 @@ def training(
     return Training(label or name, job)
 
 
+def bare(name: str) -> Trial:
+    """The trial with its loss as the equation has it, without the anchor of the energies."""
+    return vary(find_trial(name), **{"objective.anchor": 0.0})
+
+
 def unusual(settings: Any) -> Any:
     """Settings as JSON, without those that have their default value: a digest of them stays the same when a class gains
     a setting."""

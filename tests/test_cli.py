@@ -15,6 +15,7 @@ import pytest
 
 import cebm
 from cebm import certificate
+from cebm.certificate import judging
 from cebm.cli import COMMANDS, SamplerName, main
 
 SCRIPT = [str(Path(sys.executable).parent / "cebm")]
@@ -129,9 +130,9 @@ def test_version() -> None:
 def test_certify_prints_json_lines_alone_and_writes_the_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate, "SINGLE_STEPS", 1100)
-    monkeypatch.setattr(certificate, "CHAINS", 300)
-    monkeypatch.setattr(certificate, "SINGLE_REPLICAS", 16)
+    monkeypatch.setattr(judging, "SINGLE_STEPS", 1100)
+    monkeypatch.setattr(judging, "CHAINS", 300)
+    monkeypatch.setattr(judging, "SINGLE_REPLICAS", 16)
     out = tmp_path / "deep" / "folder"
     main(["certify", "--sampler", "langevin-ibc", "--json", "--out", str(out), "--seed", "3"])
     printed = capsys.readouterr().out
@@ -150,7 +151,7 @@ def test_certify_prints_json_lines_alone_and_writes_the_figure(
 def test_certify_prints_a_table_in_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate, "SINGLE_STEPS", 1500)
+    monkeypatch.setattr(judging, "SINGLE_STEPS", 1500)
     monkeypatch.setenv("COLUMNS", "80")
     main(["certify", "--sampler", "langevin-correct", "--seed", str(secrets.randbelow(2**31))])
     lines = capsys.readouterr().out.splitlines()

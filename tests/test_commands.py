@@ -236,7 +236,7 @@ def test_help_has_a_users_settings_with_their_documentation(capsys: pytest.Captu
 def jobs_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, Path]:
     """The job that `cebm train` would run, and where."""
     seen: list[Any] = []
-    monkeypatch.setattr(commands, "train", lambda job, out, listen: seen.append((job, out)))
+    monkeypatch.setattr(commands, "train", lambda job, out, listen, material: seen.append((job, out)))
     monkeypatch.setattr(commands, "_run", lambda job, out, board, start: start(lambda row: None))
     train_command(list(arguments))()
     return seen[0]
@@ -265,7 +265,7 @@ def test_the_data_are_summed_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert (job.episodes, job.task) == (5, ParticleTask(dim=1))
     assert capsys.readouterr().out == "5 demonstrations to train on, 2 to validate on (demos.npz)\n"
     jobs_of(monkeypatch)
-    assert capsys.readouterr().out == "300 demonstrations of the expert to train on (2-D particle task)\n"
+    assert capsys.readouterr().out == "300 demonstrations to train on, 256 to validate on (2-D particle task)\n"
 
 
 @pytest.mark.parametrize("text", ["Pendulum-v1", "cebm.tasks:cebm/Particle-v0", "gym_pusht:gym_pusht/PushT-v0", "a/B"])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from statistics import median
 
 import pytest
 import torch
@@ -422,8 +421,8 @@ def train_on_a_ring(generator: torch.Generator, steps: int) -> tuple[TiltedEnerg
 def test_the_tilt_makes_up_for_a_proposal_that_does_not_fit() -> None:
     """Two Gaussians cannot make a ring. Exact likelihoods by quadrature; the ring's own entropy is
     log(2π·½) + log(0.05 √(2πe)) = -0.43 nats up to curvature. Of 30 seeds q alone was 1.02 to 1.68 nats above it, with
-    the tilt 0.01 to 0.10; but for one seed with 0.77, where one of the two Gaussians got lost. So the middle one of
-    three seeds counts."""
+    the tilt 0.01 to 0.10; but for one seed with 0.77, where one of the two Gaussians got lost. So two of three
+    seeds count."""
     truth = math.log(math.pi) + math.log(0.05 * math.sqrt(2 * math.pi * math.e))
     quadrature, zero = Quadrature((-2.0, -2.0), (2.0, 2.0), 256), torch.zeros(1, 1)
     alone, together = [], []
@@ -433,5 +432,7 @@ def test_the_tilt_makes_up_for_a_proposal_that_does_not_fit() -> None:
             log_z = quadrature.log_partition(energy, zero)[0]
             alone.append(float(energy.base(zero, data.unsqueeze(0)).mean()))
             together.append(float(energy(zero, data.unsqueeze(0)).mean() + log_z))
+        if sum(value < truth + 0.2 for value in together) == 2:
+            break
     assert min(alone) > truth + 0.5  # it does not fit
-    assert median(together) < truth + 0.2
+    assert sum(value < truth + 0.2 for value in together) == 2

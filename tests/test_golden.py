@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cebm
+from cebm.composition import vary
 from cebm.recipes import TRIALS
 from cebm.runs import load_job, resume
 from golden import record
@@ -54,10 +55,18 @@ def trial_of(name: str):
 
 @pytest.mark.parametrize("name", [name for name in RECORD["trials"] if name in TRIALS])
 def test_a_trial_is_composed_as_its_strings_said(name):
-    assert trial_of(name) == TRIALS[name]
+    trial = TRIALS[name]
+    if name in ("mcmc-loss", "conditional-maxent"):  # their loss had no anchor then
+        trial = vary(trial, anchor=0.0)
+    assert trial_of(name) == trial
 
 
-@pytest.mark.parametrize("name", RECORD["trials"])
+QUICK = ("steady", "ibc", "correct-mas-maxent", "joint-replay", "mdn", "in-batch-corrected", "regularised")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECORD["trials"]]
+)
 def test_twenty_steps_and_the_actions_are_as_they_were(name):
     golden, found = RECORD["trials"][name], record.results(trial_of(name))
     for step, (loss, wanted) in enumerate(zip(found["loss"], golden["loss"], strict=True)):

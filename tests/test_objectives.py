@@ -71,8 +71,20 @@ BY_HAND: dict[str, tuple[Any, ByHand]] = {
         lambda p, n, d: losses.ranking_nce(p, n, d.log_q_positive, d.log_q),
     ),
     "ImportanceNLL": (ImportanceNLL(Uniform(), COUNT), lambda p, n, d: losses.importance_nll(p, n, d.log_q)),
-    "MCMC": (MCMC(ShortChains(CHAIN), COUNT), lambda p, n, d: losses.mcmc_loss(p, n)),
-    "MaximumEntropy": (MaximumEntropy(ShortChains(CHAIN), COUNT), lambda p, n, d: losses.maximum_entropy_loss(p, n)),
+    "MCMC": (MCMC(ShortChains(CHAIN), COUNT), lambda p, n, d: losses.mcmc_loss(p, n) + p.square().mean()),
+    "MCMC, bare": (MCMC(ShortChains(CHAIN), COUNT, 0.0), lambda p, n, d: losses.mcmc_loss(p, n)),
+    "MCMC, both anchored": (
+        MCMC(ShortChains(CHAIN), COUNT, 0.1, 0.2),
+        lambda p, n, d: losses.mcmc_loss(p, n) + 0.1 * p.square().mean() + 0.2 * n.square().mean(),
+    ),
+    "MaximumEntropy": (
+        MaximumEntropy(ShortChains(CHAIN), COUNT),
+        lambda p, n, d: losses.maximum_entropy_loss(p, n) + p.square().mean(),
+    ),
+    "MaximumEntropy, bare": (
+        MaximumEntropy(ShortChains(CHAIN), COUNT, 0.0),
+        lambda p, n, d: losses.maximum_entropy_loss(p, n),
+    ),
 }
 
 
@@ -355,6 +367,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "RankingNCE does not go with Mixture",
     ),
     "no source": (lambda: InfoNCE(Nothing()), "InfoNCE does not go with Nothing: a source has a method `sample`"),
+    "a negative anchor": (lambda: MCMC(anchor=-1.0), "anchor must be at least 0 and finite, got -1.0"),
+    "an anchor of negatives that is NaN": (
+        lambda: MaximumEntropy(anchor_negatives=float("nan")),
+        "anchor_negatives must be at least 0 and finite, got nan",
+    ),
     "the class of a source": (lambda: MCMC(Uniform), "MCMC: source must be an object, not the class Uniform"),
     "likelihood of a network": (
         lambda: Trial(MLP(), Likelihood()),

@@ -17,13 +17,9 @@ import pytest
 import torch
 
 import cebm
-from cebm import EnergyPolicy, MLPEnergy, TiltedEnergy, certify, evaluate
-from cebm.demonstrations import Demonstrations
-from cebm.recipes import TRIALS
+from cebm import certify
 from cebm.runs import load_job, load_metrics
 from cebm.settings import find_piece, import_piece_module
-from cebm.tasks import ParticleTask
-from cebm.tasks.particle import collect_particle
 from cebm.testing import (
     acting_checks,
     contract,
@@ -33,7 +29,6 @@ from cebm.testing import (
     source_checks,
     task_checks,
 )
-from cebm.trainer import fit
 from test_runs import comparable, contents
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_pieces.py"
@@ -187,53 +182,6 @@ def test_the_certificate_judges_the_sampler() -> None:
         PIECES.Underdamped(2000, 1.9, margin=None), runs=["chains"], generator=torch.Generator().manual_seed(0)
     )
     assert "samples the target" not in {row.verdict for row in biased}
-
-
-# ---------------------------------------------------------------------------------------------- composed energies
-
-
-@pytest.fixture(scope="module")
-def steady() -> tuple[EnergyPolicy, ParticleTask]:
-    """The default recipe after a short training: it succeeds in most episodes."""
-    task = ParticleTask()
-    data: Demonstrations = collect_particle(task, 200, seed=0)
-    trial = cebm.vary(TRIALS["steady"], **{"optimiser.batch_size": 256})
-    return fit(data.obs, data.actions, data.episode_ends, trial=trial, steps=600, seed=0), task
-
-
-def success(policy: EnergyPolicy, task: ParticleTask) -> float:
-    return evaluate(policy, task, episodes=60, seed=5, latency_calls=0).score("success")
-
-
-def test_a_composed_energy_acts_as_well_as_the_energy_itself(steady: tuple[EnergyPolicy, ParticleTask]) -> None:
-    """It draws its candidates from the same proposal. An energy that hides its proposal loses most of its success."""
-    policy, task = steady
-    energy = policy.energy
-    obs = np.random.default_rng(0).random((50, 8))
-    alone = success(policy, task)
-    assert isinstance(energy, TiltedEnergy) and alone > 0.3
-    scaled = replace(policy, energy=1.0 * energy, data_energies=None)
-    np.testing.assert_allclose(scaled.act(obs), policy.act(obs), atol=1e-5)
-    assert abs(success(scaled, task) - alone) < 0.05
-    small = MLPEnergy(8, 2, 16, init="torch", generator=torch.Generator().manual_seed(1))
-    penalised = replace(policy, energy=energy + 0.5 * small, data_energies=None)
-    assert success(penalised, task) > alone - 0.15
-    hidden = replace(policy, energy=Hiding(energy), data_energies=None)
-    assert success(hidden, task) < alone - 0.25
-
-
-class Hiding(cebm.EnergyModel):
-    """An energy that does not hand on its proposal."""
-
-    def __init__(self, inside: cebm.EnergyModel) -> None:
-        super().__init__()
-        self.inside, self.obs_dim, self.act_dim = inside, inside.obs_dim, inside.act_dim
-
-    def encode(self, obs: torch.Tensor) -> object:
-        return self.inside.encode(obs)
-
-    def energies(self, context: object, actions: torch.Tensor) -> torch.Tensor:
-        return self.inside.energies(context, actions)
 
 
 # ---------------------------------------------------------------------------------------------- types

@@ -230,7 +230,7 @@ SCRIPT = """
 import os, sys, torch
 torch.set_num_threads(1)
 sys.path[:0] = [{tests!r}, {folder!r}]
-from own_pieces import own
+from my_pieces import own
 from test_runs import small_job
 from cebm.runs import train, resume
 from dataclasses import replace
@@ -246,7 +246,7 @@ else:
 def test_sigkill_at_any_moment(tmp_path: Path) -> None:
     """A trial of somebody's energy, objective, penalty, optimiser and way to act, from a file of theirs. While the run
     is under way, others are told who works in it; a killed run's lock is no obstacle."""
-    (tmp_path / "own_pieces.py").write_text(OWN)
+    (tmp_path / "my_pieces.py").write_text(OWN)
 
     def start(out: Path) -> subprocess.Popen[bytes]:
         code = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), out=str(out))
@@ -278,7 +278,7 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
         files = [contents(place / name) for place in (broken, tmp_path / "whole")]
         assert files[0] == files[1]
     # Without its module a run says which one it needs.
-    with pytest.raises(StorageError, match="own_pieces"):
+    with pytest.raises(StorageError, match="my_pieces"):
         load_job(broken)
 
 

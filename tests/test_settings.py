@@ -451,8 +451,8 @@ def test_old_tags_are_found_in_legacy_only() -> None:
 @pytest.mark.parametrize(
     "tag, message",
     [
-        ("own_pieces:Underdamped", "here was made with own_pieces:Underdamped: import own_pieces first, "
-         "or name its file with --with own_pieces.py"),
+        ("my_pieces:Underdamped", "here was made with my_pieces:Underdamped: import my_pieces first, "
+         "or name its file with --with my_pieces.py"),
         ("own.pieces:Underdamped", "here was made with .*: import own.pieces first, or name it with --with own.pieces"),
         ("cebm.nowhere:Langevin", "here was made with .*, which this cebm cannot import: No module"),
         ("cebm.samplers:Nothing", "here was made with .*: cebm.samplers is imported and has no class Nothing"),
@@ -505,7 +505,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file of a user's own; what it leaves in sys.modules and sys.path is removed."""
-    path = tmp_path / "own_pieces.py"
+    path = tmp_path / "my_pieces.py"
     path.write_text(PIECES)
     before = list(sys.path)
     modules = set(sys.modules)
@@ -518,13 +518,13 @@ def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_script_and_its_import_write_the_same_tag(as_module: bool, pieces: Path) -> None:
-    expected = {"type": "own_pieces:Underdamped", "steps": 3}
-    how = ["-m", "own_pieces"] if as_module else ["own_pieces.py"]
+    expected = {"type": "my_pieces:Underdamped", "steps": 3}
+    how = ["-m", "my_pieces"] if as_module else ["my_pieces.py"]
     command = [sys.executable, *how, json.dumps(expected)]
     done = subprocess.run(command, cwd=pieces.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
-    with pytest.raises(StorageError, match="import own_pieces first"):
+    with pytest.raises(StorageError, match="import my_pieces first"):
         from_json(expected)
     assert to_json(find_piece(f"{pieces}:mine")) == expected
     assert from_json(expected).steps == 3
@@ -537,15 +537,15 @@ def test_a_piece_of_a_file(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     mine = find_piece(f"{pieces}:mine")
     cls = find_piece(f"{pieces}:Underdamped")
     assert mine == cls(3), "the same file twice is the same module"
-    assert import_piece_module(str(pieces)) is sys.modules["own_pieces"]
+    assert import_piece_module(str(pieces)) is sys.modules["my_pieces"]
     monkeypatch.chdir(pieces.parent)
-    assert find_piece("own_pieces.py:mine") is mine and find_piece("./own_pieces.py:mine") is mine
-    assert find_piece("own_pieces:mine") is mine
-    assert tag_of(cls) == "own_pieces:Underdamped" and from_json(to_json(mine)) is not mine
+    assert find_piece("my_pieces.py:mine") is mine and find_piece("./my_pieces.py:mine") is mine
+    assert find_piece("my_pieces:mine") is mine
+    assert tag_of(cls) == "my_pieces:Underdamped" and from_json(to_json(mine)) is not mine
 
 
 def test_a_file_may_import_its_neighbours(pieces: Path) -> None:
-    (pieces.parent / "own_user.py").write_text("from own_pieces import mine\nother = mine")
+    (pieces.parent / "own_user.py").write_text("from my_pieces import mine\nother = mine")
     assert find_piece(f"{pieces.parent / 'own_user.py'}:other") is find_piece(f"{pieces}:mine")
 
 
@@ -558,16 +558,16 @@ def test_a_piece_of_a_module() -> None:
 @pytest.mark.parametrize(
     "reference, message",
     [
-        ("own_pieces.py:Nothing", "own_pieces.py has no 'Nothing'; it has Underdamped, mine$"),
-        ("own_pieces.py", "write FILE.py:NAME or MODULE:NAME"),
-        ("own_pieces.py:", "write FILE.py:NAME"),
+        ("my_pieces.py:Nothing", "my_pieces.py has no 'Nothing'; it has Underdamped, mine$"),
+        ("my_pieces.py", "write FILE.py:NAME or MODULE:NAME"),
+        ("my_pieces.py:", "write FILE.py:NAME"),
         (":mine", "write FILE.py:NAME"),
         ("", "write FILE.py:NAME"),
         ("missing.py:mine", "missing.py: no such file"),
         ("folder/missing.py:mine", "missing.py: no such file"),
         ("./folder:mine", "folder: not a Python file"),
         ("not_there.at_all:mine", "module not_there.at_all cannot be imported: ModuleNotFoundError: No module"),
-        ("own_pieces:mine", "No module named 'own_pieces'; for the file in this folder write own_pieces.py"),
+        ("my_pieces:mine", "No module named 'my_pieces'; for the file in this folder write my_pieces.py"),
         ("cebm.samplers:Langevim", "cebm.samplers has no 'Langevim'; it has .*Langevin"),
         ("no name:mine", "'no name' is neither a file that ends in .py nor the name of a module"),
         ("broken.py:mine", "broken.py cannot be imported: SyntaxError"),
@@ -597,10 +597,10 @@ def test_a_piece_that_is_not_there_is_named(
 
 def test_an_other_file_of_the_same_name_is_refused(pieces: Path) -> None:
     find_piece(f"{pieces}:mine")
-    other = pieces.parent / "elsewhere" / "own_pieces.py"
+    other = pieces.parent / "elsewhere" / "my_pieces.py"
     other.parent.mkdir()
     other.write_text(PIECES)
-    with pytest.raises(ValueError, match=f"{other}: another module is named own_pieces .{pieces}.; rename the file"):
+    with pytest.raises(ValueError, match=f"{other}: another module is named my_pieces .{pieces}.; rename the file"):
         find_piece(f"{other}:mine")
 
 

@@ -1,7 +1,6 @@
 """Claim 8: a joint energy with a replay buffer overfits."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cebm.recipes import find_trial
@@ -9,7 +8,7 @@ from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, Verdict, all_parts, decide, minus
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import joint as prose
-from reproduction.trainings import Scale, training
+from reproduction.trainings import Scale, bare, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +39,7 @@ class Joint(Claim):
         for seed in seeds:
             tasks += [training(trial, scale, seed) for trial in TRIALS]
             tasks.append(training("joint-replay", scale, seed, EARLY, steps=five_epochs(scale)))
-        free = replace(find_trial("joint-replay"), penalties=())
+        free = bare("joint-replay")
         return tasks + [training(free, scale, seed, FREE) for seed in seeds[:3]]
 
     def judge(self, results: Results) -> Finding:

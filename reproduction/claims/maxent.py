@@ -11,7 +11,7 @@ from reproduction.claims.noise import label, with_noise
 from reproduction.intervals import Interval, Verdict, all_parts, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import maxent as prose
-from reproduction.trainings import Scale, training
+from reproduction.trainings import Scale, bare, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,8 @@ class MaxEnt(Claim):
     statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        tasks: list[Task] = [training(trial, scale, seed) for seed in seeds for trial in TRIALS if trial != LITTLE]
+        tasks: list[Task] = [training(trial, scale, seed) for seed in seeds for trial in ("correct", "ibc")]
+        tasks += [training(bare("conditional-maxent"), scale, seed, "conditional-maxent") for seed in seeds]
         tasks += [with_noise(0.01, scale, seed) for seed in seeds]
         return tasks + [training(trial, scale, seed, name) for seed in seeds[:3] for name, trial in beside().items()]
 
@@ -108,7 +109,7 @@ class MaxEnt(Claim):
 def beside() -> dict[str, Trial]:
     """The trials that were added to look for the reason of the failure, by label."""
     return {
-        PENALISED: replace(find_trial("conditional-maxent"), penalties=(GradientPenalty(1.0, margin=10.0),)),
+        PENALISED: replace(bare("conditional-maxent"), penalties=(GradientPenalty(1.0, margin=10.0),)),
         CONTRASTIVE: replace(find_trial("correct"), penalties=(EntropyRegulariser(1.0),)),
     }
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cebm.objectives import GradientPenalty
-from cebm.recipes import find_trial
 from reproduction.intervals import Interval, Verdict
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import mcmc_loss as prose
-from reproduction.trainings import Scale, training
+from reproduction.trainings import Scale, bare, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,8 +37,9 @@ class McmcLoss(Claim):
     statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
-        penalised = replace(find_trial("mcmc-loss"), penalties=(GradientPenalty(1.0, margin=10.0),))
-        tasks: list[Task] = [training(trial, scale, seed) for seed in seeds for trial in ("ibc", "mcmc-loss")]
+        penalised = replace(bare("mcmc-loss"), penalties=(GradientPenalty(1.0, margin=10.0),))
+        tasks: list[Task] = [training("ibc", scale, seed) for seed in seeds]
+        tasks += [training(bare("mcmc-loss"), scale, seed, "mcmc-loss") for seed in seeds]
         return tasks + [training(penalised, scale, seed, PENALISED) for seed in seeds[:3]]
 
     def judge(self, results: Results) -> Finding:

@@ -116,6 +116,8 @@ def trial(old: Json, where: str) -> Json:
     else:
         name = _OBJECTIVES[old["objective"]]
         objective = {"type": f"cebm.objectives:{name}", "source": _source(old, where), "count": count}
+        if name in ("MCMC", "MaximumEntropy"):  # the weight of the positive energies belongs to these losses today
+            objective["anchor"] = old.get("positive_l2", 0.0)
     penalties = [
         {"type": f"cebm.objectives:{name}", "weight": old[weight], **more}
         for name, weight, more in (
@@ -123,7 +125,7 @@ def trial(old: Json, where: str) -> Json:
             ("EntropyRegulariser", "entropy_weight", {}),
             ("GradientPenalty", "gradient_penalty", {"margin": old.get("gradient_margin", 1.0)}),
         )
-        if old.get(weight)
+        if old.get(weight) and not (name == "PositiveL2" and "anchor" in objective)
     ]
     schedule: Json = {"type": "cebm.optimisers:Cosine"}
     if old.get("schedule", "decay") == "decay":

@@ -144,13 +144,18 @@ class MCMC:
     """Where negatives come from."""
     count: int = 8
     """Number of negatives per example."""
+    anchor: float = 1.0
+    """Weight of mean (E⁺)². The loss alone has no minimum: where chains miss the demonstrated action, its energy can
+    fall for ever, and does. 0: the bare loss of the equation."""
+    anchor_negatives: float = 0.0
+    """Weight of mean (E⁻)²: with the same weight as `anchor`, the regulariser of Du and Mordatch (2019)."""
 
     def __post_init__(self) -> None:
-        _check_contrast(self)
+        _check_anchored(self)
 
     def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
         found, positive, negative = _contrast(self, energy, obs, actions, generator)
-        return replace(found, loss=mcmc_loss(positive, negative))
+        return replace(found, loss=mcmc_loss(positive, negative) + _anchor(self, positive, negative))
 
 
 @dataclass(frozen=True)
@@ -161,13 +166,18 @@ class MaximumEntropy:
     """Where negatives come from."""
     count: int = 8
     """Number of negatives per example."""
+    anchor: float = 1.0
+    """Weight of mean (E⁺)². The loss alone has no minimum: where chains miss the demonstrated action, its energy can
+    fall for ever, and does. 0: the bare loss of the equation."""
+    anchor_negatives: float = 0.0
+    """Weight of mean (E⁻)²: with the same weight as `anchor`, the regulariser of Du and Mordatch (2019)."""
 
     def __post_init__(self) -> None:
-        _check_contrast(self)
+        _check_anchored(self)
 
     def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
         found, positive, negative = _contrast(self, energy, obs, actions, generator)
-        return replace(found, loss=maximum_entropy_loss(positive, negative))
+        return replace(found, loss=maximum_entropy_loss(positive, negative) + _anchor(self, positive, negative))
 
 
 @dataclass(frozen=True)
@@ -293,6 +303,20 @@ def _check_contrast(objective: Any, known: bool = False) -> None:
         raise ValueError(f"{_pair(objective)}: a source has a method `sample`, or `build` where it has weights")
     if known and not has_density(source):
         raise ValueError(f"{_pair(objective)}: the density of the negatives must be known (a method `log_prob`)")
+
+
+def _anchor(objective: Any, positive: Tensor, negative: Tensor) -> Tensor | float:
+    """What holds the energies near zero; 0 for a bare loss, which stays as it is bit for bit."""
+    terms = ((objective.anchor, positive), (objective.anchor_negatives, negative))
+    return sum((weight * energies.square().mean() for weight, energies in terms if weight), 0.0)
+
+
+def _check_anchored(objective: Any) -> None:
+    _check_contrast(objective)
+    for name in ("anchor", "anchor_negatives"):
+        weight = getattr(objective, name)
+        if not 0 <= weight < inf:
+            raise ValueError(f"{name} must be at least 0 and finite, got {weight}")
 
 
 def _pair(objective: Any) -> str:

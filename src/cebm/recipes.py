@@ -29,7 +29,6 @@ from cebm.objectives import (
     Likelihood,
     LossPenalty,
     MaximumEntropy,
-    PositiveL2,
 )
 from cebm.optimisers import Adam, Cosine, Optimiser
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
@@ -154,7 +153,6 @@ TRIALS: dict[str, Trial] = {
     "joint-replay": replace(
         _IBC,
         objective=MCMC(Replay(Langevin("correct", schedule=Polynomial(0.1, 1e-3)), joint=True)),
-        penalties=(PositiveL2(1.0),),
     ),
     "gmm-nll": replace(_IBC, objective=ImportanceNLL(GaussianMixture(), 64)),
 }

@@ -178,9 +178,10 @@ class Trainer:
         """That of the next step."""
         return self.trial.optimiser.rate(self.step_count, self.steps, self.steps_per_epoch)
 
-    def policy(self) -> EnergyPolicy:
-        """The policy as of now: a copy, so that training can go on."""
-        energy = copy.deepcopy(self.learner.energy if self.average is None else self.average)
+    def policy(self, averaged: bool = True) -> EnergyPolicy:
+        """The policy as of now, a copy, so that training can go on; of the averaged weights where there are such,
+        unless `averaged=False`."""
+        energy = copy.deepcopy(self.learner.energy if self.average is None or not averaged else self.average)
         energy = energy.eval().requires_grad_(False)
         rows = np.random.default_rng(self.seed).permutation(len(self.training))[:1024]
         obs, actions = self._normalised(self.training, np.sort(rows))
