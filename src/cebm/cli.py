@@ -255,6 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")
         return
+    # Threads that wait give their core away, as spinning ones stall on a busy machine. OpenMP reads this with torch.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("NO_COLOR"):  # rich would still write bold and cursor codes, and tyro everything
         os.environ["TERM"] = "dumb"
     try:

@@ -71,6 +71,7 @@ class Local:
 
     def submit(self, task: Words) -> tuple[subprocess.Popen[bytes], Path | None]:
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "CEBM_PARENT": str(os.getpid())}
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         log = None
         if self.logs is not None:
