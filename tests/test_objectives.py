@@ -529,8 +529,8 @@ def test_a_proposal_is_asked_of_an_energy_that_has_one(generator: torch.Generato
 )
 def test_the_optimum_of_an_anchored_loss(weight: float, both: bool, divergence: float, width: float) -> None:
     """With exact samples the loss is stationary where p_θ = p (1 + 2wE), for both energies anchored where
-    p_θ = p (1 + 2wE)/(1 − 2wE) (docs/theory.md). An energy per cell of a grid, trained on a Gaussian of deviation 0.1 in
-    [-1, 1], gets there; it is too wide by what the formula says."""
+    p_θ = p (1 + 2wE)/(1 − 2wE) (docs/theory.md). An energy per cell of a grid, trained on a Gaussian of deviation 0.1
+    in [-1, 1], gets there; it is too wide by what the formula says."""
     y = torch.linspace(-1, 1, 401, dtype=torch.float64)
     p = torch.softmax(-(y**2) / (2 * 0.1**2), 0)
     energies = torch.zeros_like(y, requires_grad=True)
