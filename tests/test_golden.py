@@ -61,7 +61,7 @@ def test_a_trial_is_composed_as_its_strings_said(name):
     assert trial_of(name) == trial
 
 
-QUICK = ("steady", "ibc", "correct-mas-maxent", "joint-replay", "mdn", "in-batch-corrected", "regularised")
+QUICK = ("steady", "ibc", "correct-mas-maxent", "joint-replay", "mdn", "in-batch-corrected")
 
 
 @pytest.mark.parametrize(

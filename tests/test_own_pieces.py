@@ -72,7 +72,7 @@ def test_each_piece_has_at_most_30_lines() -> None:
         assert sum(bool(line.strip()) for line in lines) - docs <= 30, node.name
 
 
-@pytest.mark.parametrize("name", ["mine", "levels"])
+@pytest.mark.parametrize("name", ["mine", pytest.param("levels", marks=pytest.mark.slow)])
 def test_a_run_of_ones_own_pieces(name: str, folder: Path) -> None:
     """Trained whole, and killed by SIGKILL and resumed: the same rows, the same weights. Then evaluated, reported, and
     loaded in a fresh process that has imported the file: the same actions."""
@@ -126,6 +126,18 @@ def test_a_run_of_ones_own_pieces(name: str, folder: Path) -> None:
     np.testing.assert_array_equal(np.array(json.loads(fresh.stdout), np.float32), here)
     job = load_job(whole)
     assert type(job.task).__name__ == "Reach" and job.trial == settings_from(name)
+
+
+def test_levels_train_act_and_load(folder: Path) -> None:
+    """The energy with noise levels, in this process; `make test-all` takes it through the whole course, too."""
+    data = cebm.Demonstrations.load(folder / "reach.npz")
+    trial = cebm.vary(PIECES.levels, **{"energy.width": 32})
+    policy = cebm.fit(data.obs, data.actions, data.episode_ends, trial=trial, steps=300)
+    untrained = cebm.fit(data.obs, data.actions, data.episode_ends, trial=trial, steps=1)
+    errors = [float(np.abs(each.act(data.obs[:200]) - data.actions[:200]).mean()) for each in (policy, untrained)]
+    assert errors[0] < 0.7 * errors[1]
+    policy.save(folder / "levels")
+    np.testing.assert_array_equal(cebm.load(folder / "levels").act(data.obs[:5]), policy.act(data.obs[:5]))
 
 
 def settings_from(name: str) -> cebm.Trial:

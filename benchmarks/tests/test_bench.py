@@ -301,6 +301,7 @@ def test_the_document_shows_the_committed_results() -> None:
     assert document.documented(text, rows, runs) == text
 
 
+@pytest.mark.slow
 def test_from_nothing_measures_a_run_of_the_command_line() -> None:
     """One step, so that the policy knows nothing, but all is there: the commands work as they are written."""
     found = from_nothing.measure(seed=0, steps=1)
