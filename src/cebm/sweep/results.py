@@ -138,6 +138,7 @@ def page(rows: Sequence[Record], metric: str | None = None) -> str:
 
     from cebm import __version__
     from cebm.report.charts import COLOURS, Chart, Series, number
+    from cebm.report.page import WIDE, duration
 
     named = metric or main_metric(rows)
     best = groups(rows, named)
@@ -151,7 +152,8 @@ def page(rows: Sequence[Record], metric: str | None = None) -> str:
         if means:
             label = ", ".join(str(value) for value in values.values())
             curves.append(Series(label, list(means), [each.mean for each in means.values()], COLOURS[i % len(COLOURS)]))
-    chart = Chart("While training", curves, "Mean over seeds on validation episodes.") if curves else None
+    note = "Mean over seeds on validation episodes."
+    chart = Chart("While training", curves, note, size=WIDE) if curves else None
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader("cebm", "sweep"), jinja2.PackageLoader("cebm", "report")])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
@@ -161,7 +163,7 @@ def page(rows: Sequence[Record], metric: str | None = None) -> str:
         lower=lower_is_better(named),
         runs=len(rows),
         seeds=len({row["seed"] for row in rows}),
-        hours=sum(row["seconds"] for row in rows) / 3600,
+        took=duration(float(sum(row["seconds"] for row in rows))),
         diverged=[row["key"] for row in rows if "diverged" in row["result"]],
         columns=list(dict.fromkeys(name for values, _, _ in best for name in values)),
         best=best,
