@@ -1,10 +1,10 @@
 """The state of a training and its one step, in memory; `runs` adds the run directory."""
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
 from cebm.recipes import Trial, find_trial
 from cebm.settings import StorageError
-from cebm.spaces import Box, Specification
+from cebm.spaces import Box, Specification, looking_later
 from cebm.storage import take
 
 Limits = tuple[Any, Any]
@@ -123,19 +123,18 @@ class Trainer:
         """One optimiser step on the next batch; what to log of it, as tensors. Weights stay as they are when the
         loss or its gradient is not finite: that is a FloatingPointError, or a ValueError that names the energy."""
         self.learner.train()
-        obs, actions = self._batch(self.step_count)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._learning_rate()
+        for settings in self.optimiser.param_groups:
+            settings["lr"] = self._learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
-        with self._global_randomness():
+        with looking_later() as checks, self._global_randomness():
+            obs, actions = self._batch(self.step_count)
             loss, log = self.learner.loss(obs, actions, self.generator)
             loss.backward()
-        gradients = [p.grad for p in self.learner.energy.parameters() if p.grad is not None]
-        norm = log["parameter_gradient_norm"] = nn.utils.get_total_norm(gradients)
+        norm = log["parameter_gradient_norm"] = self._gradient_norm()
         # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
         for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
-            if not math.isfinite(float(value)):
-                raise FloatingPointError(f"{name} is {float(value)}")
+            checks.add(~torch.isfinite(value), partial(_refuse, name, value))
+        checks.look()
         try:
             self.optimiser.step()
         except RuntimeError as error:  # a learning rate beyond float32
@@ -143,6 +142,9 @@ class Trainer:
         self.step_count += 1
         self._follow()
         return log
+
+    def _gradient_norm(self) -> Tensor:
+        return nn.utils.get_total_norm([p.grad for p in self.learner.energy.parameters() if p.grad is not None])
 
     def rehearse(self) -> None:
         """Takes the next step and goes back to where it was: what cannot be trained fails now."""
@@ -291,6 +293,10 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(hash((self.seed, self.step_count)) % 2**63)
             yield
+
+
+def _refuse(name: str, value: Tensor) -> None:
+    raise FloatingPointError(f"{name} is {float(value)}")
 
 
 def _optimiser_entries(tensors: dict[str, Tensor], parameters: list[nn.Parameter]) -> dict[int, dict[str, Tensor]]:
