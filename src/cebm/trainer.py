@@ -109,7 +109,7 @@ class Trainer:
         self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
         self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
-        self._order: tuple[int, Tensor] | None = None
+        self._order: tuple[int, np.ndarray, Tensor] | None = None
         # Small sets live on the device, normalised; large ones stay on disk and are gathered batch by batch.
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
         self._resident = self._normalised(self.training, slice(None)) if small else None
@@ -272,12 +272,13 @@ class Trainer:
                 rows = order.integers(len(self.training), size=size)
             else:
                 rows = order.permutation(len(self.training))
-            self._order = (epoch, torch.from_numpy(rows).to(self.device))
+            self._order = (epoch, rows, torch.from_numpy(rows).to(self.device))
         place = (step % self.steps_per_epoch) * size
-        rows_now = self._order[1][place : place + size]
-        if self._resident is not None:
-            return self._resident[0][rows_now], self._resident[1][rows_now]
-        return self._normalised(self.training, rows_now.cpu().numpy())
+        now = slice(place, place + size)
+        if self._resident is None:
+            return self._normalised(self.training, self._order[1][now])
+        chosen = self._order[2][now]
+        return self._resident[0][chosen], self._resident[1][chosen]
 
     def _normalised(self, windows: Windows, rows: Any) -> tuple[Tensor, Tensor]:
         """In float32, after the centre is taken off in the data's own precision."""
