@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("NO_COLOR"):  # rich would still write bold and cursor codes, and tyro everything
         os.environ["TERM"] = "dumb"
     try:
-        _command(arguments)()
+        _parsed(arguments)()
     except BrokenPipeError:  # the reader has enough, as in `cebm certify --json | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -230,8 +231,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _exit_code(error)
         if code is None:
             raise
-        print(f"cebm: {_in_one_line(error)}", file=sys.stderr)
+        if not _is_helper():
+            print(f"cebm: {_in_one_line(error)}", file=sys.stderr)
         sys.exit(code)
+
+
+def _is_helper() -> bool:
+    """Whether this is a process of torchrun's other than the first, which speaks for all of them."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def _parsed(arguments: list[str]) -> Callable[[], None]:
+    """The command; a helper says nothing about a wrong option."""
+    if not _is_helper():
+        return _command(arguments)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        return _command(arguments)
 
 
 def _command(arguments: list[str]) -> Callable[[], None]:
