@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -214,6 +215,15 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. A user's mistake (a bad value, a folder that cannot be written, a missing extra) ends in one
     line on stderr and exit code 2; a training that cannot go on in exit code 1. Other errors keep their traceback."""
+    try:
+        _main(arguments)
+    except BaseException:
+        if _is_helper():  # torchrun ends all processes when one fails: the first may still have to say why
+            time.sleep(3)
+        raise
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")

@@ -8,6 +8,7 @@ the CPU, so they never wait for an accelerator.
 
 import os
 import pickle
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,11 +116,11 @@ class Group:
         """Raises the error of the first process that has one, the same in all of them."""
         if not self.any(error is not None):
             return
-        errors = self.gathered(None if error is None else _portable(error))
-        rank, other = next((rank, found) for rank, found in enumerate(errors) if found is not None)
+        errors = self.gathered(None if error is None else (_portable(error), traceback.format_exception(error)))
+        rank, (other, trace) = next((rank, found) for rank, found in enumerate(errors) if found is not None)
         if rank == self.rank and error is not None:
             raise error
-        other.add_note(f"in process {rank} of {self.size}")
+        other.add_note(f"In process {rank} of {self.size}:\n{''.join(trace)}")
         raise other from error
 
     def same_weights(self, module: nn.Module) -> None:
