@@ -18,7 +18,7 @@ import torch
 from cebm.demonstrations import Demonstrations
 from cebm.distributed import ALONE, Group, _portable, group_of_environment, started_by_torchrun
 from cebm.recipes import TRIALS
-from cebm.runs import TrainingError, checkpoints, load_checkpoint, load_metrics, resume
+from cebm.runs import TrainingError, _check_processes, checkpoints, load_checkpoint, load_metrics, resume
 from cebm.settings import StorageError
 from cebm.trainer import Trainer
 from test_runs import comparable, contents
@@ -49,6 +49,15 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """The exit code; a group that hangs is killed."""
+    try:
+        return process.wait(100)
+    except subprocess.TimeoutExpired:
+        kill_all(process)
+        raise
+
+
 def wait_for_row(process: subprocess.Popen[bytes], where: Path, step: int) -> None:
     """Until the metrics have reached this step."""
     deadline = time.monotonic() + 60
@@ -61,29 +70,26 @@ def wait_for_row(process: subprocess.Popen[bytes], where: Path, step: int) -> No
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("data") / "demonstrations"
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of two processes that was killed and resumed, and what they printed."""
+    place = tmp_path_factory.mktemp("runs")
+    data, where, log = place / "demonstrations", place / "resumed", place / "log"
     made = particle(12)
-    Demonstrations.from_arrays(made.obs, made.actions, made.episode_ends).save(where)  # without a task to roll out
-    return where
+    Demonstrations.from_arrays(made.obs, made.actions, made.episode_ends).save(data)  # without a task to roll out
+    with open(log, "wb") as file:
+        to_file = {"stdout": file, "stderr": file}
+        process = torchrun("-m", "cebm", "train", *TINY, "--data", str(data), "--out", str(where), **to_file)
+        wait_for_row(process, where, 30)
+        kill_all(process)
+        process = torchrun("-m", "cebm", "train", "--resume", str(where), "--threads", "1", **to_file)
+        assert finish(process) == 0, log.read_text()
+    return where, log.read_text()
 
 
-@pytest.fixture(scope="module")
-def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """An undisturbed run of two processes, and what they printed."""
-    where = tmp_path_factory.mktemp("runs") / "whole"
-    process = torchrun(
-        "-m", "cebm", "train", *TINY, "--data", str(data), "--out", str(where),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    printed = process.communicate(timeout=60)[0].decode()
-    assert process.returncode == 0, printed
-    return where, printed
-
-
-def test_the_first_process_alone_writes_and_prints(whole: tuple[Path, str]) -> None:
-    where, printed = whole
-    assert [printed.count(part) for part in ("demonstrations to train on", "best at step", "step    160")] == [1, 1, 1]
+def test_the_first_process_alone_writes_and_prints(resumed: tuple[Path, str]) -> None:
+    where, printed = resumed
+    parts = ("demonstrations to train on", "best at step", f"step    {STEPS}")
+    assert [printed.count(part) for part in parts] == [1, 1, 1]
     assert json.loads((where / "run.json").read_text())["processes"] == 2
     rows = load_metrics(where)
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(5, STEPS + 1, 5))
@@ -95,47 +101,50 @@ def test_the_first_process_alone_writes_and_prints(whole: tuple[Path, str]) -> N
     assert not any(name.startswith("rank-1.learner.energy") for name in tensors)
 
 
-def test_a_killed_and_a_terminated_run_resume_bit_for_bit(whole: tuple[Path, str], data: Path, tmp_path: Path) -> None:
-    where = tmp_path / "broken"
-    process = torchrun("-m", "cebm", "train", *TINY, "--data", str(data), "--out", str(where))
-    wait_for_row(process, where, 30)
-    kill_all(process)
-    process = torchrun("-m", "cebm", "train", "--resume", str(where), "--threads", "1", stderr=subprocess.PIPE)
-    reached = load_metrics(where)[-1]["step"]
-    wait_for_row(process, where, reached + 20)
-    process.terminate()
-    said = process.communicate(timeout=60)[1].decode()
-    assert process.returncode != 0 and said.count("cebm: stopped at step") == 1, said
-    stopped = load_checkpoint(checkpoints(where)[0])[0]["step"]
-    assert f"stopped at step {stopped} on request" in said and reached + 20 <= stopped < STEPS
-    assert torchrun("-m", "cebm", "train", "--resume", str(where), "--threads", "1").wait(60) == 0
-    assert comparable(load_metrics(where)) == comparable(load_metrics(whole[0]))
+def test_a_killed_run_resumes_bit_for_bit(resumed: tuple[Path, str], inside: list[dict[str, Any]]) -> None:
+    where, whole = resumed[0], inside[0]["whole"]
+    assert comparable(load_metrics(where)) == comparable(load_metrics(whole))
     for name in ("policy", "best", f"checkpoints/step-{STEPS:08d}"):
-        assert contents(where / name) == contents(whole[0] / name), name
+        assert contents(where / name) == contents(whole / name), name
 
 
-def test_another_number_of_processes_is_refused(whole: tuple[Path, str], tmp_path: Path) -> None:
-    where = Path(shutil.copytree(whole[0], tmp_path / "run"))
+def test_sigterm_to_one_process_stops_all_and_they_resume(inside: list[dict[str, Any]]) -> None:
+    """Process 1 gets the signal in its eighth step, after the last checkpoint."""
+    for found in inside:
+        assert found["terminated"] == ("Interrupted", "stopped at step 8 on request; resume continues from there")
+    files = [inside[0][name] for name in ("interrupted", "undisturbed")]
+    assert comparable(load_metrics(files[0])) == comparable(load_metrics(files[1]))
+    for name in ("policy", "best", "checkpoints/step-00000016"):
+        assert contents(files[0] / name) == contents(files[1] / name), name
+
+
+def test_another_number_of_processes_is_refused(resumed: tuple[Path, str], tmp_path: Path) -> None:
+    where = Path(shutil.copytree(resumed[0], tmp_path / "run"))
     before = contents(where)
     with pytest.raises(TrainingError, match=r"began with 2 processes, and now there is 1 process; resume needs"):
         resume(where, steps=STEPS + 10)
     assert contents(where) == before
+    _check_processes({}, ALONE, where)  # an older run had one process
+    with pytest.raises(TrainingError, match=r"began with 1 process, and now there are 2 processes"):
+        _check_processes({}, Group(1, 2), where)
 
 
 # -------------------------------------------------------------------------------------------- inside two processes
 
 SCRIPT = """
-import pickle, sys
-from dataclasses import dataclass
+import os, pickle, signal, sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from cebm.distributed import group_of_environment
-from cebm.runs import train
+from cebm.runs import load_job, resume, train
 from test_distributed import trainer_of_two
 from test_runs import small_job
 
-out = sys.argv[1]
-found = {}
+out, job = sys.argv[1], load_job(sys.argv[2])
+found = {name: Path(out, name) for name in ("whole", "interrupted", "undisturbed")}
+calls = []
 
 @dataclass(frozen=True)
 class Trap:
@@ -144,6 +153,15 @@ class Trap:
     def penalty(self, energy, obs, terms):
         if group.rank == self.rank and current.step_count == self.step:
             raise KeyError("a trap")
+        return 0 * terms.positive.mean()
+
+@dataclass(frozen=True)
+class Signal:
+    step: int
+    def penalty(self, energy, obs, terms):
+        calls.append(1)
+        if group.rank and len(calls) == self.step + 1:  # the first call rehearses
+            os.kill(os.getpid(), signal.SIGTERM)
         return 0 * terms.positive.mean()
 
 def said(function):
@@ -157,6 +175,14 @@ def full(row):
         raise OSError(28, "No space left on device")
 
 with group_of_environment() as group:
+    train(job, found["whole"], group=group)
+    job = small_job("correct-mas", steps=16, checkpoint_every=5, evaluate_every=16, average=0.9)
+    job = replace(job, trial=replace(job.trial, penalties=(Signal(8),)))
+    found["terminated"] = said(lambda: train(job, found["interrupted"], group=group))
+    resume(found["interrupted"], group=group)
+    calls = [0] * 100
+    train(job, found["undisturbed"], group=group)
+
     trainer = trainer_of_two(group)
     trainer.align()
     losses = [group.means({"loss": float(trainer.step()["loss"])})["loss"] for _ in range(4)]
@@ -189,11 +215,11 @@ def trainer_of_two(group: Group, **settings: Any) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def inside(resumed: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
     where = tmp_path_factory.mktemp("inside")
     (where / "script.py").write_text(SCRIPT)
-    assert torchrun(str(where / "script.py"), str(where)).wait(100) == 0
+    assert finish(torchrun(str(where / "script.py"), str(where), str(resumed[0]))) == 0
     return [pickle.loads((where / str(rank)).read_bytes()) for rank in range(2)]
 
 
