@@ -27,8 +27,10 @@ def _check(name: str, values: Tensor, axes: tuple[str, ...], finite: bool = Fals
     for axis, size in zip(axes, values.shape, strict=True):
         if size == 0:
             raise ValueError(f"{name}: the axis '{axis}' is empty, got shape {tuple(values.shape)}")
-    later = None if torch.compiler.is_compiling() else pending_checks()
-    if (later is None and values.device.type != "cpu") or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    later = pending_checks()
+    if later is None and values.device.type != "cpu":
         return
     # An infinite energy is allowed, as a penalty may forbid an action; an infinite log density is not.
     bad = (~torch.isfinite(values) if finite else torch.isnan(values)).any()
