@@ -47,8 +47,8 @@ class ParallelBench(Row):
     def sentence(self) -> str:
         return (
             f"{self.trial}, batch {self.batch}: {self.processes} processes are {self.speed_up:.2f} times as fast as "
-            f"one [{self.speed_up_q25:.2f}, {self.speed_up_q75:.2f}], {self.over_threads:.2f} times as fast as one with "
-            f"{self.processes} threads [{self.over_threads_q25:.2f}, {self.over_threads_q75:.2f}]"
+            f"one [{self.speed_up_q25:.2f}, {self.speed_up_q75:.2f}], {self.over_threads:.2f} times as fast as one "
+            f"with {self.processes} threads [{self.over_threads_q25:.2f}, {self.over_threads_q75:.2f}]"
         )
 
 

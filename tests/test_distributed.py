@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from cebm.demonstrations import Demonstrations
-from cebm.distributed import ALONE, Group, _portable, group_of_environment, started_by_torchrun
+from cebm.distributed import ALONE, Group, GroupError, _answered, _portable, group_of_environment, started_by_torchrun
 from cebm.recipes import TRIALS
 from cebm.runs import TrainingError, _check_processes, checkpoints, load_checkpoint, load_metrics, resume
 from cebm.settings import StorageError
@@ -328,12 +327,13 @@ class OddError(ValueError):
         super().__init__(f"{first} and {second}")
 
 
-@pytest.fixture
-def odd() -> Iterator[OddError]:
-    yield OddError("one", "two")
-
-
-def test_errors_travel_as_their_kind(odd: OddError) -> None:
+def test_errors_travel_as_their_kind() -> None:
+    odd = OddError("one", "two")
     assert _portable(odd).args == ("OddError: one and two",) and type(_portable(odd)) is ValueError
     same = FloatingPointError("loss is nan")
     assert _portable(same) is same
+
+
+def test_a_process_that_is_gone_has_a_name() -> None:
+    with pytest.raises(GroupError, match="another process ended, or did not answer within 30 minutes"), _answered():
+        raise RuntimeError("Connection reset by peer")

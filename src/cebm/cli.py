@@ -278,10 +278,11 @@ def _exit_code(error: Exception) -> int | None:
     if not isinstance(error, RuntimeError):
         broken = isinstance(error, ImportError) and (error.name or "").startswith("cebm")  # our mistake
         return None if broken else 2
+    from cebm.distributed import GroupError
     from cebm.runs import Interrupted, TrainingError
     from cebm.storage import LockedError
 
-    codes = {Interrupted: 130, TrainingError: 1, LockedError: 2}
+    codes = {Interrupted: 130, TrainingError: 1, GroupError: 1, LockedError: 2}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 
 

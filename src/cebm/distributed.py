@@ -26,6 +26,19 @@ TIMEOUT = timedelta(minutes=30)
 Value = TypeVar("Value")
 
 
+class GroupError(RuntimeError):
+    """A process of the group ended or does not answer, so that the others cannot go on."""
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        minutes = TIMEOUT.total_seconds() / 60
+        raise GroupError(f"another process ended, or did not answer within {minutes:.0f} minutes") from error
+
+
 @dataclass(frozen=True)
 class Group:
     """The processes of one training. A group of one process does nothing and changes nothing."""
@@ -64,7 +77,8 @@ class Group:
         if self.size == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums)
+        with _answered():
+            dist.all_reduce(sums)
         return sums.tolist()
 
     def means(self, values: dict[str, float]) -> dict[str, float]:
@@ -82,7 +96,8 @@ class Group:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        with _answered():
+            dist.all_gather_object(values, value)
         return values
 
     def of_first(self, value: Value) -> Value:
@@ -90,7 +105,8 @@ class Group:
         if self.size == 1:
             return value
         values = [value if self.first else None]
-        dist.broadcast_object_list(values, 0)
+        with _answered():
+            dist.broadcast_object_list(values, 0)
         return values[0]  # type: ignore[return-value]
 
     def check_same(self, value: str, what: str) -> None:
@@ -126,8 +142,9 @@ class Group:
     def same_weights(self, module: nn.Module) -> None:
         """Gives the parameters and buffers of the first process to all."""
         if self.size > 1:
-            for value in module.state_dict().values():
-                dist.broadcast(value.detach(), 0)
+            with _answered():
+                for value in module.state_dict().values():
+                    dist.broadcast(value.detach(), 0)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replaces gradients by their means over the processes. A parameter without a gradient counts as 0; one without
@@ -144,7 +161,8 @@ class Group:
             gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in each]
             # Divided first: a sum of large gradients could overflow.
             flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(self.size)
-            dist.all_reduce(flat)
+            with _answered():
+                dist.all_reduce(flat)
             for weight, part in zip(each, flat.split([weight.numel() for weight in each]), strict=True):
                 weight.grad = part.view_as(weight)
 

@@ -23,7 +23,7 @@ import torch
 
 from cebm import __version__, legacy
 from cebm.demonstrations import Demonstrations
-from cebm.distributed import ALONE, Group
+from cebm.distributed import ALONE, Group, GroupError
 from cebm.evaluation import VALIDATION_SEED, evaluate
 from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial
@@ -214,10 +214,7 @@ def _writing(where: Path) -> Iterator[None]:
 
 
 def resume(
-    directory: str | Path,
-    listen: Listener = lambda row: None,
-    steps: int | None = None,
-    group: Group = ALONE,
+    directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None, group: Group = ALONE
 ) -> Outcome:
     """Continues a run from its last good checkpoint, bit for bit; `steps` extends it. A learning rate that follows a
     cosine then follows that of the new length, and rises again from the 0 that a finished run ended with. The `group`
@@ -379,6 +376,8 @@ def _last_good(trainer: Trainer, where: Path) -> str:
             with trainer.group.together():
                 trainer.check_weights()
             return f"last good checkpoint: step {step}"
+        except GroupError:
+            raise
         except (ArithmeticError, ValueError, RuntimeError):
             continue
     return "there is no good checkpoint: start again, with a lower learning rate"
