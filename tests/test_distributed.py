@@ -312,6 +312,12 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group is ALONE
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ValueError, match="device must be 'cuda' where 2 processes train"),
+        group_of_environment("cuda:1"),
+    ):
+        pass
     monkeypatch.setenv("WORLD_SIZE", "1")
     with group_of_environment() as group:
         assert group is ALONE

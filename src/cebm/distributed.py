@@ -185,8 +185,12 @@ def group_of_environment(device: str = "cpu") -> Iterator[Group]:
         return
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     group = Group(rank, size, local)
-    on_gpu = torch.device(device).type == "cuda"
+    on_gpu = device.startswith("cuda")
     if on_gpu:
+        if device != "cuda":
+            raise ValueError(
+                f"device must be 'cuda' where {size} processes train, each on a GPU of its own; got {device}"
+            )
         if local >= torch.cuda.device_count():
             raise ValueError(f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}")
         torch.cuda.set_device(local)

@@ -587,7 +587,7 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and dirty else commit or None
 
 
-def _run_record(job: Job, material: Material, group: Group) -> dict[str, Any]:
+def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
