@@ -24,9 +24,9 @@ from test_runs import comparable, contents
 from test_trainer import particle, small
 
 ROOT = Path(__file__).parents[1]
-STEPS = 160
+STEPS = 100
 TINY = (
-    f"joint-replay --steps {STEPS} --log-every 5 --checkpoint-every 20 --evaluate-every 80 --threads 1 "
+    f"joint-replay --steps {STEPS} --log-every 5 --checkpoint-every 20 --evaluate-every 50 --threads 1 "
     "--energy.width 16 --objective.source.sampler.steps 2 --objective.source.capacity 200 --objective.count 2 "
     "--optimiser.batch-size 32 --evaluation-candidates 4"
 ).split()
