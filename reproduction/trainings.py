@@ -191,7 +191,11 @@ def measure(job: Job, directory: Path) -> Result:
     last = load(directory / "policy")
     if not isinstance(task, ParticleTask):
         raise ValueError(f"run {job.name}: a claim needs a task whose success can be measured, this run has none")
-    return _course(job, directory) | {"last": _tested(last, job, task)} | information(last, validation)
+    found = _course(job, directory) | {"last": _tested(last, job, task)} | information(last, validation)
+    if job.trial.optimiser.average:
+        trainer, _ = restored(job, directory)
+        found["raw"] = _tested(trainer.policy(averaged=False), job, task)
+    return found
 
 
 def measure_diverged(job: Job, directory: Path, reason: str) -> Result:

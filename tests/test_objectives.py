@@ -518,3 +518,35 @@ def test_a_proposal_is_asked_of_an_energy_that_has_one(generator: torch.Generato
     energy, (obs, actions) = network(generator), batch(generator)
     with pytest.raises(TypeError, match="MLPEnergy has no proposal to draw from"):
         InfoNCE(Proposed(), COUNT).terms(energy, obs, actions, generator)
+
+
+# ---------------------------------------------------------------------------------------------- what an anchor biases
+
+
+@pytest.mark.parametrize(
+    ("weight", "both", "divergence", "width"),
+    [(0.01, False, 0.0001, 1.01), (0.1, False, 0.006, 1.08), (1.0, False, 0.10, 1.37), (0.1, True, 0.045, 1.51)],
+)
+def test_the_optimum_of_an_anchored_loss(weight: float, both: bool, divergence: float, width: float) -> None:
+    """With exact samples the loss is stationary where p_θ = p (1 + 2wE), for both energies anchored where
+    p_θ = p (1 + 2wE)/(1 − 2wE) (docs/theory.md). An energy per cell of a grid, trained on a Gaussian of deviation 0.1
+    in [-1, 1], gets there; it is too wide by what the formula says."""
+    y = torch.linspace(-1, 1, 401, dtype=torch.float64)
+    p = torch.softmax(-(y**2) / (2 * 0.1**2), 0)
+    energies = torch.zeros_like(y, requires_grad=True)
+    for _ in range(60):
+        # Newton's steps of the stationarity condition, on the diagonal of its Jacobian, are slow but sure.
+        for _ in range(500):
+            model = torch.softmax(-energies.detach(), 0)
+            positive, negative = p * (energies + weight * energies**2), model * (weight * both * energies**2 - energies)
+            (slope,) = torch.autograd.grad((positive + negative).sum(), energies)
+            curvature = model + 2 * weight * (p + both * model)
+            energies.data -= 0.5 * slope / curvature
+        if slope.abs().max() < 1e-12:
+            break
+    with torch.no_grad():
+        model = torch.softmax(-energies, 0)
+        found, expected = model * (1 - 2 * weight * both * energies), p * (1 + 2 * weight * energies)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+        assert float((p * (p / model).log()).nan_to_num().sum()) == pytest.approx(divergence, rel=0.1, abs=2e-4)
+        assert float((model * y**2).sum().sqrt()) == pytest.approx(0.1 * width, rel=0.02)

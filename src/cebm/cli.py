@@ -162,6 +162,43 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Runs a study: many runs, each resumable, on an engine. Finished runs are not repeated."""
+
+    study: tyro.conf.Positional[str]
+    """A Python file or module, with the name of the study in it unless that is `study`: FILE.py, FILE.py:NAME."""
+    engine: Literal["local", "submitit", "ray"] = "local"
+    """Processes of this machine; submitit, for SLURM; Ray."""
+    workers: int | None = None
+    """Runs at a time; by default one per core."""
+    threads: int = 1
+    """Threads of each run."""
+    out: Path = Path("runs/study")
+    """Folder of the runs, their records, and results.csv, results.parquet and results.html."""
+    metric: str | None = None
+    """The number that the page is about, such as test.success; by default the task's own."""
+    episodes: int = 200
+    """Held-out episodes that measure the best policy of each run; 0: none."""
+    retries: int = 2
+    """How often a run that failed is tried again."""
+    address: str | None = None
+    """Of a Ray cluster."""
+    cluster: str | None = None
+    """For submitit: slurm, local or debug; by default slurm where there is one."""
+    option: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """For submitit, as NAME=VALUE: slurm_partition=gpu, timeout_min=600; may be repeated."""
+    dry_run: bool = False
+    """Run nothing: say how many runs there are, and by a short calibration what they cost."""
+    with_: With = ()
+    """A file or module of your own pieces that the runs are made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.commands import sweep_study
+
+        sweep_study(self)
+
+
+@dataclass(frozen=True)
 class Reproduce:
     """Measures the paper's claims and writes a ledger with a verdict for each. Goes on where it was stopped."""
 
@@ -206,6 +243,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "eval": Eval,
     "report": Report,
+    "sweep": Sweep,
     "reproduce": Reproduce,
     "certify": Certify,
     "bench": Bench,
@@ -228,6 +266,8 @@ def _main(arguments: Sequence[str] | None) -> None:
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")
         return
+    # Threads that wait give their core away, as spinning ones stall on a busy machine. OpenMP reads this with torch.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("NO_COLOR"):  # rich would still write bold and cursor codes, and tyro everything
         os.environ["TERM"] = "dumb"
     try:
@@ -279,10 +319,11 @@ def _exit_code(error: Exception) -> int | None:
         broken = isinstance(error, ImportError) and (error.name or "").startswith("cebm")  # our mistake
         return None if broken else 2
     from cebm.distributed import GroupError
+    from cebm.engines import TaskError
     from cebm.runs import Interrupted, TrainingError
     from cebm.storage import LockedError
 
-    codes = {Interrupted: 130, TrainingError: 1, GroupError: 1, LockedError: 2}
+    codes = {Interrupted: 130, TrainingError: 1, GroupError: 1, TaskError: 1, LockedError: 2}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 
 

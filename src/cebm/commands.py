@@ -1,6 +1,7 @@
 """The commands whose arguments or work need torch; `cli.py` imports this when one of them is called."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import tyro
 from cebm import certificate
 from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
+from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
@@ -26,7 +28,7 @@ from cebm.storage import read_document, write_document
 from cebm.tasks import Gym, ParticleTask, Task, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval
+    from cebm.cli import Certify, Demos, Eval, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -358,3 +360,63 @@ def certify_samplers(arguments: "Certify") -> None:
     """`cebm certify`: cebm's samplers by name, the user's own by where they are."""
     names: tuple[str, ...] = sum(arguments.sampler, ())
     certificate.report(names, check_seed(arguments.seed), arguments.json, arguments.out, named_samplers(names))
+
+
+def sweep_study(arguments: "Sweep") -> None:
+    """`cebm sweep`: runs what is missing of a study, then writes its table and page."""
+    from cebm.sweep import estimate, sweep, write_results
+
+    pieces = (_module_of(arguments.study), *arguments.with_)
+    import_pieces(arguments.with_)
+    study = find_piece(arguments.study if _names_a_piece(arguments.study) else f"{arguments.study}:study")
+    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
+    if arguments.dry_run:
+        print(estimate(study, arguments.out, arguments.episodes).words(workers))
+        return
+    found = sweep(
+        study,
+        _engine(arguments, workers),
+        arguments.out,
+        pieces=tuple(map(_absolute, pieces)),
+        episodes=arguments.episodes,
+        retries=arguments.retries,
+    )
+    for path in write_results(found, arguments.out, arguments.metric):
+        print(path)
+
+
+def _names_a_piece(reference: str) -> bool:
+    return ":" in reference
+
+
+def _module_of(reference: str) -> str:
+    return reference.rpartition(":")[0] if _names_a_piece(reference) else reference
+
+
+def _absolute(reference: str) -> str:
+    """Workers may run in another directory: a file is named by its whole path."""
+    return str(Path(reference).absolute()) if reference.endswith(".py") else reference
+
+
+def _engine(arguments: "Sweep", workers: int) -> Engine:
+    logs = arguments.out / "logs"
+    for name, value, engine in (
+        ("address", arguments.address, "ray"),
+        ("cluster", arguments.cluster, "submitit"),
+        ("option", arguments.option or None, "submitit"),
+    ):
+        if value is not None and arguments.engine != engine:
+            raise ValueError(f"--{name} belongs to --engine {engine}, not to {arguments.engine}")
+    if arguments.engine == "ray":
+        return Ray(workers, arguments.threads, arguments.address)
+    if arguments.engine == "submitit":
+        options = dict(_option(word) for word in arguments.option)
+        return Submitit(logs, workers, arguments.threads, arguments.cluster, options)
+    return Local(workers, arguments.threads, logs)
+
+
+def _option(word: str) -> tuple[str, int | str]:
+    name, sign, value = word.partition("=")
+    if not name or not sign:
+        raise ValueError(f"option must be NAME=VALUE, got {word!r}")
+    return name, int(value) if value.lstrip("-").isdigit() else value

@@ -34,7 +34,7 @@ def wilson_interval(successes: int, episodes: int, z: float = 1.96) -> tuple[flo
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What roll-outs gave."""
+    """What roll-outs of a policy gave."""
 
     rows: list[dict[str, Any]]
     """One per episode: its index, length, success where the task tells, and the task's own metrics."""

@@ -347,7 +347,7 @@ class EnergyPolicy:
 
 
 def _taken(found: Found) -> Float[Tensor, "batch act"]:
-    """The chosen candidates."""
+    """The candidate that was chosen for each observation."""
     return found.actions[torch.arange(len(found.chosen), device=found.chosen.device), found.chosen]
 
 

@@ -62,7 +62,7 @@ class EnergyModel(nn.Module, ABC):
 
     @property
     def proposes(self) -> bool:
-        """Whether `propose` draws."""
+        """Whether `propose` gives draws, not None."""
         return type(self).propose is not EnergyModel.propose
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:

@@ -206,7 +206,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class MixtureDensity:
-    """Settings of `MixtureDensityEnergy`."""
+    """The settings that build a `MixtureDensityEnergy`."""
 
     width: int = 256
     """Hidden units per layer of the weights' network."""

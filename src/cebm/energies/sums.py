@@ -70,7 +70,7 @@ class WeightedSum(EnergyModel):
 
     @property
     def _proposer(self) -> int | None:
-        """Which term proposes."""
+        """Which of the terms proposes candidates."""
         pairs = enumerate(zip(self.parts(), self.weights, strict=True))
         return next((i for i, (term, weight) in pairs if term.proposes and weight > 0), None)
 

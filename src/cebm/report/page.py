@@ -374,5 +374,5 @@ def episodes_caption(data: dict[str, Any]) -> str:
 
 
 def colour_bar() -> str:
-    """Dark to bright."""
+    """The colour scale, from dark to bright."""
     return png_uri(np.arange(256, dtype=np.uint8)[None])

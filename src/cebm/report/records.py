@@ -146,7 +146,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Training time."""
+        """How long training took."""
         return value_of(self.metrics[-1], "seconds") or 0.0 if self.metrics else 0.0
 
     def cautions(self) -> list[str]:

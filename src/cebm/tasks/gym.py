@@ -141,7 +141,7 @@ class GymnasiumTask(Task):
 
 @dataclass(frozen=True)
 class Gym(GymnasiumTask):
-    """A registered environment."""
+    """A registered Gymnasium environment, by its id."""
 
     env: str
     """Its id, as `gymnasium.make` takes it: "Pendulum-v1", or "gym_pusht:gym_pusht/PushT-v0" to import a package that

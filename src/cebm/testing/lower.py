@@ -1,6 +1,7 @@
 """Contract tests of the lower rooms: samplers, sources of negatives, energies."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,59 +110,63 @@ def check_sampler(sampler: Any, expected_failures: Mapping[str, str] | None = No
 # ---------------------------------------------------------------------------------------------- negatives
 
 
-def source_checks(source: Any, energy: Any = None) -> list[Check]:
-    """The promises of a source of negatives, or of settings that build one: see `cebm.negatives.Source`. `energy`: the
-    settings of the energy it is for; by default a small MLP."""
-    settings = MLP(16, init="torch") if energy is None else energy
+@dataclass(frozen=True)
+class _SourceChecks:
+    """What a source of negatives promises, one method each."""
 
-    def drawn(piece: Any, n: int = 3, seed: int = 5, dtype: torch.dtype = torch.float32) -> tuple[Negatives, Any]:
+    settings: Any
+    """Of the energy that it is for."""
+
+    def drawn(self, piece: Any, n: int = 3, seed: int = 5, dtype: torch.dtype = torch.float32) -> tuple[Negatives, Any]:
         made = built(piece, SPEC, generator_of(6))
         for module in modules_in(made).values():
             module.to(dtype)
         obs, actions = pairs(dtype)
-        model = settings.build(SPEC, generator_of(2)).to(dtype)
+        model = self.settings.build(SPEC, generator_of(2)).to(dtype)
         return made.sample(model, obs, actions, n, generator_of(seed)), made
 
-    def keeps_shape_and_dtype(piece: Any) -> None:
+    def keeps_shape_and_dtype(self, piece: Any) -> None:
         for dtype in (torch.float32, torch.float64):
             for n in (1, 3):
-                found, _ = drawn(piece, n, dtype=dtype)
+                found, _ = self.drawn(piece, n, dtype=dtype)
                 shape = tuple(found.actions.shape)
                 say(shape == (BATCH, n, ACT), f"{n} negatives for {BATCH} pairs have shape {shape}")
                 say(found.actions.dtype == dtype, f"negatives are {found.actions.dtype}, the pairs are {dtype}")
                 say(bool(torch.isfinite(found.actions).all()), "negatives are NaN or infinite")
 
-    def same_generator_same_result(piece: Any) -> None:
-        equal(drawn(piece)[0].actions, drawn(piece)[0].actions, "the same generator gives different negatives")
+    def same_generator_same_result(self, piece: Any) -> None:
+        equal(
+            self.drawn(piece)[0].actions, self.drawn(piece)[0].actions, "the same generator gives different negatives"
+        )
 
-    def leaves_inputs_as_they_are(piece: Any) -> None:
+    def leaves_inputs_as_they_are(self, piece: Any) -> None:
         made, model, (obs, actions) = (
             built(piece, SPEC, generator_of(6)),
-            settings.build(SPEC, generator_of(2)),
+            self.settings.build(SPEC, generator_of(2)),
             pairs(),
         )
         made.sample(model, obs, actions, 3, generator_of())
         equal((obs, actions), pairs(), "observations or actions were changed in place")
 
-    def leaves_global_randomness_alone(piece: Any) -> None:
-        without_global_randomness(lambda: drawn(piece))
+    def leaves_global_randomness_alone(self, piece: Any) -> None:
+        without_global_randomness(lambda: self.drawn(piece))
 
-    def gives_constants_to_autograd(piece: Any) -> None:
+    def gives_constants_to_autograd(self, piece: Any) -> None:
         """Unless it keeps the graph of its chains on purpose (`keep_graph`)."""
-        found, made = drawn(piece)
+        found, made = self.drawn(piece)
         if not getattr(made, "keep_graph", False):
             say(not found.actions.requires_grad, "negatives carry a graph: draw them under torch.no_grad()")
 
-    def refuses_no_negatives(piece: Any) -> None:
+    def refuses_no_negatives(self, piece: Any) -> None:
         try:
-            drawn(piece, 0)
+            self.drawn(piece, 0)
         except ValueError:
             return
         raise ContractError("n = 0 must be a ValueError")
 
-    def log_q_is_the_density(piece: Any) -> None:
+    def log_q_is_the_density(self, piece: Any) -> None:
         """Where the source tells a density: of the right shape, that of `log_prob`, and with a total mass of 1."""
-        found, made = drawn(piece, dtype=torch.float64)
+        found, made = self.drawn(piece, dtype=torch.float64)
         if found.log_q is None:
             return
         say(found.log_q.shape == found.actions.shape[:2], f"log_q has shape {tuple(found.log_q.shape)}")
@@ -176,23 +181,28 @@ def source_checks(source: Any, energy: Any = None) -> list[Check]:
         mass = float(made.log_prob(actions[:1], grid).exp().sum() * (edge[1] - edge[0]) ** 2)
         say(abs(mass - 1) < 0.02, f"the density has a mass of {mass:.3f}, not 1")
 
-    def own_losses_train_its_own_weights(piece: Any) -> None:
-        found, made = drawn(piece)
+    def own_losses_train_its_own_weights(self, piece: Any) -> None:
+        found, made = self.drawn(piece)
         own = getattr(made, "own_losses", None)
         losses = {} if own is None else own(pairs()[1], found.actions)
         for name, loss in losses.items():
             say(loss.ndim == 0 and bool(torch.isfinite(loss)), f"own loss {name} is no finite number")
             say(loss.requires_grad, f"own loss {name} reaches no weight")
 
+
+def source_checks(source: Any, energy: Any = None) -> list[Check]:
+    """The promises of a source of negatives, or of settings that build one: see `cebm.negatives.Source`. `energy`: the
+    settings of the energy it is for; by default a small MLP."""
+    checks = _SourceChecks(MLP(16, init="torch") if energy is None else energy)
     functions = [
-        keeps_shape_and_dtype,
-        same_generator_same_result,
-        leaves_inputs_as_they_are,
-        leaves_global_randomness_alone,
-        gives_constants_to_autograd,
-        refuses_no_negatives,
-        log_q_is_the_density,
-        own_losses_train_its_own_weights,
+        checks.keeps_shape_and_dtype,
+        checks.same_generator_same_result,
+        checks.leaves_inputs_as_they_are,
+        checks.leaves_global_randomness_alone,
+        checks.gives_constants_to_autograd,
+        checks.refuses_no_negatives,
+        checks.log_q_is_the_density,
+        checks.own_losses_train_its_own_weights,
         is_saved_and_read,
     ]
     return named(source, functions)
@@ -206,19 +216,20 @@ def check_source(source: Any, expected_failures: Mapping[str, str] | None = None
 # ---------------------------------------------------------------------------------------------- energies
 
 
-def energy_checks(settings: Any) -> list[Check]:
-    """The promises of settings that build an energy, and of the energy: see `cebm.energies.EnergyModel`."""
+@dataclass(frozen=True)
+class _EnergyChecks:
+    """What an energy promises, one method each."""
 
-    def made(piece: Any, dtype: torch.dtype = torch.float64) -> EnergyModel:
+    def made(self, piece: Any, dtype: torch.dtype = torch.float64) -> EnergyModel:
         return piece.build(SPEC, generator_of(7)).to(dtype).eval()
 
-    def given(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    def given(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         actions = torch.rand((BATCH, SAMPLES, ACT), generator=generator_of(8), dtype=dtype) * 1.8 - 0.9
         return pairs(dtype)[0], actions
 
-    def keeps_shape_and_dtype(piece: Any) -> None:
+    def keeps_shape_and_dtype(self, piece: Any) -> None:
         for dtype in (torch.float32, torch.float64):
-            energy, (obs, actions) = made(piece, dtype), given(dtype)
+            energy, (obs, actions) = self.made(piece, dtype), self.given(dtype)
             say(
                 (energy.obs_dim, energy.act_dim) == (OBS, ACT), "obs_dim and act_dim must be those of the specification"
             )
@@ -227,9 +238,9 @@ def energy_checks(settings: Any) -> list[Check]:
             say(values.dtype == dtype, f"energies are {values.dtype}, the actions are {dtype}")
             say(bool(torch.isfinite(values).all()), "energies are NaN or infinite inside the box")
 
-    def gradients_are_those_of_the_energies(piece: Any) -> None:
+    def gradients_are_those_of_the_energies(self, piece: Any) -> None:
         """Against central differences in float64, in three modes of autograd."""
-        energy, (obs, actions) = made(piece), given()
+        energy, (obs, actions) = self.made(piece), self.given()
         with torch.no_grad():
             context, step = energy.encode(obs), 1e-6
             wanted = torch.zeros_like(actions)
@@ -251,43 +262,43 @@ def energy_checks(settings: Any) -> list[Check]:
                 float(off) < 0.05, f"gradients differ from finite differences in {off:.0%} of the entries, under {name}"
             )
 
-    def gradients_can_be_differentiated(piece: Any) -> None:
-        energy, (obs, actions) = made(piece), given()
+    def gradients_can_be_differentiated(self, piece: Any) -> None:
+        energy, (obs, actions) = self.made(piece), self.given()
         slopes = energy.energies_and_gradients(energy.encode(obs), actions)[1]
         say(
             slopes.requires_grad, "while autograd is on, gradients must reach the weights (a gradient penalty needs it)"
         )
         slopes.square().sum().backward()
 
-    def rows_do_not_mix(piece: Any) -> None:
+    def rows_do_not_mix(self, piece: Any) -> None:
         """An energy belongs to one observation and one action, whatever else is in the batch."""
-        energy, (obs, actions) = made(piece), given()
+        energy, (obs, actions) = self.made(piece), self.given()
         with torch.no_grad():
             together, alone = energy(obs, actions), energy(obs[1:2], actions[1:2, 2:3])
         say(torch.allclose(together[1:2, 2:3], alone, atol=1e-8), "an energy depends on the rest of the batch")
 
-    def context_can_be_cut(piece: Any) -> None:
-        energy, (obs, actions) = made(piece), given()
+    def context_can_be_cut(self, piece: Any) -> None:
+        energy, (obs, actions) = self.made(piece), self.given()
         with torch.no_grad():
             context = energy.encode(obs)
             part = energy.energies(mapped(lambda tensor: tensor[1:2], context), actions[1:2])
             same = torch.allclose(part, energy.energies(context, actions)[1:2], atol=1e-8)
         say(same, "each tensor of a context must have the batch as its first axis")
 
-    def leaves_inputs_as_they_are(piece: Any) -> None:
-        energy, (obs, actions) = made(piece), given()
+    def leaves_inputs_as_they_are(self, piece: Any) -> None:
+        energy, (obs, actions) = self.made(piece), self.given()
         energy.energies_and_gradients(energy.encode(obs), actions)
-        equal((obs, actions), given(), "observations or actions were changed in place")
+        equal((obs, actions), self.given(), "observations or actions were changed in place")
 
-    def every_weight_gets_a_gradient(piece: Any) -> None:
-        energy, (obs, actions) = made(piece, torch.float32).train(), given(torch.float32)
+    def every_weight_gets_a_gradient(self, piece: Any) -> None:
+        energy, (obs, actions) = self.made(piece, torch.float32).train(), self.given(torch.float32)
         own = sum(energy.own_losses(obs, actions[:, 0]).values(), torch.zeros(()))
         (energy(obs, actions).square().mean() + own).backward()
         missing = [name for name, weight in energy.named_parameters() if weight.requires_grad and weight.grad is None]
         say(not missing, f"these weights get no gradient: {', '.join(missing)}")
 
-    def chains_run_without_dropout(piece: Any) -> None:
-        energy, (obs, actions) = made(piece, torch.float32).train(), given(torch.float32)
+    def chains_run_without_dropout(self, piece: Any) -> None:
+        energy, (obs, actions) = self.made(piece, torch.float32).train(), self.given(torch.float32)
         with torch.no_grad():
             with evaluating(energy):
                 context = energy.encode(obs)
@@ -295,21 +306,25 @@ def energy_checks(settings: Any) -> list[Check]:
         equal(one, two, "energies_and_gradients is random while training: switch dropout off in it (`evaluating`)")
         say(energy.training, "energies_and_gradients leaves the energy in evaluation mode")
 
-    def generator_decides_the_weights(piece: Any) -> None:
-        one, two = made(piece).state_dict(), made(piece).state_dict()
+    def generator_decides_the_weights(self, piece: Any) -> None:
+        one, two = self.made(piece).state_dict(), self.made(piece).state_dict()
         same = all(torch.equal(value, two[name]) for name, value in one.items())
         say(same, "the same generator builds different weights (see cebm.energies.initialised_by)")
-        without_global_randomness(lambda: made(piece))
+        without_global_randomness(lambda: self.made(piece))
 
-    def weights_say_everything(piece: Any) -> None:
+    def weights_say_everything(self, piece: Any) -> None:
         """Loading the state of one energy into another makes them equal."""
-        energy, other, (obs, actions) = made(piece), piece.build(SPEC, generator_of(9)).double().eval(), given()
+        energy, other, (obs, actions) = (
+            self.made(piece),
+            piece.build(SPEC, generator_of(9)).double().eval(),
+            self.given(),
+        )
         other.load_state_dict(energy.state_dict())
         with torch.no_grad():
             equal(energy(obs, actions), other(obs, actions), "something that decides the energy is not in state_dict")
 
-    def proposal_draws_and_weighs(piece: Any) -> None:
-        energy, (obs, _) = made(piece), given()
+    def proposal_draws_and_weighs(self, piece: Any) -> None:
+        energy, (obs, _) = self.made(piece), self.given()
         if not energy.proposes:
             return
         with torch.no_grad():
@@ -321,8 +336,8 @@ def energy_checks(settings: Any) -> list[Check]:
         say(excess.shape == (BATCH, SAMPLES), f"excess has shape {tuple(excess.shape)}")
         say(bool(torch.isfinite(excess).all()), "excess is NaN or infinite at the energy's own proposals")
 
-    def levels_share_the_context(piece: Any) -> None:
-        energy, (obs, actions) = made(piece), given()
+    def levels_share_the_context(self, piece: Any) -> None:
+        energy, (obs, actions) = self.made(piece), self.given()
         with torch.no_grad():
             context = energy.encode(obs)
             for level in energy.levels or (0.5,):
@@ -330,19 +345,23 @@ def energy_checks(settings: Any) -> list[Check]:
                 say(values.shape == (BATCH, SAMPLES), f"energies at level {level} have shape {tuple(values.shape)}")
                 say(bool(torch.isfinite(values).all()), f"energies at level {level} are NaN or infinite")
 
+
+def energy_checks(settings: Any) -> list[Check]:
+    """The promises of settings that build an energy, and of the energy: see `cebm.energies.EnergyModel`."""
+    checks = _EnergyChecks()
     functions = [
-        keeps_shape_and_dtype,
-        gradients_are_those_of_the_energies,
-        gradients_can_be_differentiated,
-        rows_do_not_mix,
-        context_can_be_cut,
-        leaves_inputs_as_they_are,
-        every_weight_gets_a_gradient,
-        chains_run_without_dropout,
-        generator_decides_the_weights,
-        weights_say_everything,
-        proposal_draws_and_weighs,
-        levels_share_the_context,
+        checks.keeps_shape_and_dtype,
+        checks.gradients_are_those_of_the_energies,
+        checks.gradients_can_be_differentiated,
+        checks.rows_do_not_mix,
+        checks.context_can_be_cut,
+        checks.leaves_inputs_as_they_are,
+        checks.every_weight_gets_a_gradient,
+        checks.chains_run_without_dropout,
+        checks.generator_decides_the_weights,
+        checks.weights_say_everything,
+        checks.proposal_draws_and_weighs,
+        checks.levels_share_the_context,
         is_saved_and_read,
     ]
     return named(settings, functions)

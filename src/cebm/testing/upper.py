@@ -203,7 +203,7 @@ class _Still:
         self.middle = (np.nan_to_num(low, neginf=-1.0) + np.nan_to_num(high, posinf=1.0)) / 2
 
     def reset(self) -> None:
-        """Nothing to forget."""
+        """There is nothing to forget."""
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         return np.tile(self.middle, (len(obs), 1))
