@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bench, document, from_nothing, measure
+from benchmarks import bench, document, from_nothing, measure, parallel
 from benchmarks.bench import ChainBench, make_trainer, varied, work_and_memory
 from cebm.composition import vary
+from cebm.distributed import ALONE
 from cebm.negatives import Uniform
 from cebm.objectives import InfoNCE
 from cebm.recipes import TRIALS
@@ -307,3 +308,12 @@ def test_from_nothing_measures_a_run_of_the_command_line() -> None:
     found = from_nothing.measure(seed=0, steps=1)
     assert found["success"] < 0.5 and found["seconds"] > 1
     assert 0 < found["action_ms_p50"] <= found["action_ms_p99"]
+
+
+def test_a_speed_up_is_a_ratio_with_its_quartiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "TRIALS", {"ibc": SMALL})
+    rows = list(parallel.parallel(parallel.Arguments(batches=(8, 16), rounds=3, episodes=2), ALONE))
+    assert [(row.batch, row.processes, row.repeats) for row in rows] == [(8, 1, 3), (16, 1, 3)]
+    for row in rows:
+        assert 0 < row.speed_up_q25 <= row.speed_up <= row.speed_up_q75
+        assert f"batch {row.batch}: 1 processes are {row.speed_up:.2f} times as fast as one" in str(row)

@@ -6,8 +6,10 @@ import importlib
 import os
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -251,6 +253,15 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. A user's mistake (a bad value, a folder that cannot be written, a missing extra) ends in one
     line on stderr and exit code 2; a training that cannot go on in exit code 1. Other errors keep their traceback."""
+    try:
+        _main(arguments)
+    except BaseException:
+        if _is_helper():  # torchrun ends all processes when one fails: the first may still have to say why
+            time.sleep(3)
+        raise
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")
@@ -260,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("NO_COLOR"):  # rich would still write bold and cursor codes, and tyro everything
         os.environ["TERM"] = "dumb"
     try:
-        _command(arguments)()
+        _parsed(arguments)()
     except BrokenPipeError:  # the reader has enough, as in `cebm certify --json | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -270,8 +281,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _exit_code(error)
         if code is None:
             raise
-        print(f"cebm: {_in_one_line(error)}", file=sys.stderr)
+        if not _is_helper():
+            print(f"cebm: {_in_one_line(error)}", file=sys.stderr)
         sys.exit(code)
+
+
+def _is_helper() -> bool:
+    """Whether this is a process of torchrun's other than the first, which speaks for all of them."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def _parsed(arguments: list[str]) -> Callable[[], None]:
+    """The command; a helper says nothing about a wrong option."""
+    if not _is_helper():
+        return _command(arguments)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        return _command(arguments)
 
 
 def _command(arguments: list[str]) -> Callable[[], None]:
@@ -293,11 +318,12 @@ def _exit_code(error: Exception) -> int | None:
     if not isinstance(error, RuntimeError):
         broken = isinstance(error, ImportError) and (error.name or "").startswith("cebm")  # our mistake
         return None if broken else 2
+    from cebm.distributed import GroupError
     from cebm.engines import TaskError
     from cebm.runs import Interrupted, TrainingError
     from cebm.storage import LockedError
 
-    codes = {Interrupted: 130, TrainingError: 1, TaskError: 1, LockedError: 2}
+    codes = {Interrupted: 130, TrainingError: 1, GroupError: 1, TaskError: 1, LockedError: 2}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 
 

@@ -14,6 +14,7 @@ import tyro
 
 from cebm import certificate
 from cebm.demonstrations.files import check_target
+from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.options import options_of, with_options
@@ -174,7 +175,12 @@ class ResumeArguments:
         job = load_job(self.resume)
         if self.steps is not None:
             job = replace(job, steps=self.steps)
-        _run(job, self.resume, self.tensorboard, lambda listen: resume(self.resume, listen, self.steps))
+        with group_of_environment(job.device) as group:
+
+            def start(listen: Listener) -> Outcome:
+                return resume(self.resume, listen, self.steps, group)
+
+            _run(job, self.resume, self.tensorboard, start, group)
 
 
 def train_command(arguments: list[str]) -> Callable[[], None]:
@@ -211,11 +217,14 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         except TypeError as error:
             raise ValueError(f"this run could not be saved: {error}") from error
         out = parsed.out or Path("runs") / f"{name}-{job.seed}"
-        check_new(out)  # before an expert's long work
-        material = material_of(job)
-        origin = parsed.data if job.task is None or parsed.data else job.task.name
-        print(f"{material.summary()} ({origin})", flush=True)
-        _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material))
+        with group_of_environment(job.device) as group:
+            with group.together():
+                check_new(out)  # before an expert's long work
+                material = material_of(job)
+            origin = parsed.data if job.task is None or parsed.data else job.task.name
+            if group.first:
+                print(f"{material.summary()} ({origin})", flush=True)
+            _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material, group), group)
 
     return start_run
 
@@ -230,7 +239,11 @@ def _with_pieces(base: type, pieces: dict[str, Any]) -> type:
     return make_dataclass(base.__name__, unprefixed, bases=(base,), frozen=True)
 
 
-def _run(job: Job, out: Path, tensorboard: bool, start: Callable[[Listener], Outcome]) -> None:
+def _run(job: Job, out: Path, tensorboard: bool, start: Callable[[Listener], Outcome], group: Group) -> None:
+    """Runs with a progress bar; of a group only the first process shows and logs anything."""
+    if not group.first:
+        start(lambda row: None)
+        return
     metric = None if job.task is None else job.task.metric
     with ExitStack() as stack:
         listeners: list[Listener] = [stack.enter_context(ProgressBar(job.name, job.steps, metric))]

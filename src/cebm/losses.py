@@ -8,8 +8,8 @@ The paper sums its losses over the batch; here each is a **mean**, so that a lea
 the batch size. `info_nce_per_example` and the two `log_partition` functions keep the batch.
 
 Wrong shapes and empty batches raise a ValueError that names the argument. So does a NaN on the CPU, where
-looking is cheap; on an accelerator it would stall the queue at each training step, so there a NaN travels
-into the loss.
+looking is cheap, and in a training step, which looks at all its checks at once. Elsewhere on an accelerator a
+look would stall the queue, so there a NaN travels into the loss.
 """
 
 import math
@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cebm.spaces import pending_checks
+
 
 def _check(name: str, values: Tensor, axes: tuple[str, ...], finite: bool = False) -> None:
     if values.ndim != len(axes):
@@ -25,16 +27,26 @@ def _check(name: str, values: Tensor, axes: tuple[str, ...], finite: bool = Fals
     for axis, size in zip(axes, values.shape, strict=True):
         if size == 0:
             raise ValueError(f"{name}: the axis '{axis}' is empty, got shape {tuple(values.shape)}")
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    later = pending_checks()
+    if later is None and values.device.type != "cpu":
         return
     # An infinite energy is allowed, as a penalty may forbid an action; an infinite log density is not.
-    bad = ~torch.isfinite(values) if finite else torch.isnan(values)
+    bad = (~torch.isfinite(values) if finite else torch.isnan(values)).any()
+
+    def refuse() -> None:
+        raise ValueError(f"{name}: contains {'NaN or infinity' if finite else 'NaN'}")
+
+    if later is not None:
+        later.add(bad, refuse)
+        return
     try:
-        found = bool(bad.any())
+        found = bool(bad)
     except RuntimeError:  # under torch.func.vmap a tensor has no truth value
         return
     if found:
-        raise ValueError(f"{name}: contains {'NaN or infinity' if finite else 'NaN'}")
+        refuse()
 
 
 def _check_shape(name: str, values: Tensor, other_name: str, shape: torch.Size) -> None:

@@ -280,6 +280,18 @@ class ReplayBuffer(nn.Module):
         self.reinitialise, self.margin, self.joint = reinitialise, margin, joint
         self.register_buffer("stored", torch.zeros(capacity, dim, device=device))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device))
+        self._known: tuple[int, int, int] | None = None
+
+    @property
+    def filled(self) -> int:
+        """Number of stored states. Read from `count` only when something else has changed it: a read waits for the
+        accelerator."""
+        if self._known is None or self._known[:2] != (id(self.count), self.count._version):
+            self._know(int(self.count))
+        return self._known[2] if self._known is not None else 0
+
+    def _know(self, filled: int) -> None:
+        self._known = (id(self.count), self.count._version, filled)
 
     def sample(
         self,
@@ -306,20 +318,20 @@ class ReplayBuffer(nn.Module):
     def draw(self, rows: int, like: Tensor, generator: torch.Generator) -> Float[Tensor, "rows dim"]:
         """Stored states, but uniform draws in a share `reinitialise` of the rows (all, while the buffer is empty)."""
         fresh = _uniform((rows, self.stored.shape[1]), self.margin, like, generator)
-        count = int(self.count)
-        if count == 0:
+        if self.filled == 0:
             return fresh
-        index = torch.randint(count, (rows,), generator=generator, device=like.device)
+        index = torch.randint(self.filled, (rows,), generator=generator, device=like.device)
         anew = torch.rand((rows, 1), generator=generator, device=like.device) < self.reinitialise
         return torch.where(anew, fresh, self.stored[index].to(like.dtype))
 
     @torch.no_grad()
     def put(self, states: Float[Tensor, "rows dim"], generator: torch.Generator) -> None:
         """Fills free places in order; once full, overwrites random ones."""
-        capacity, count = self.stored.shape[0], int(self.count)
+        capacity, count = self.stored.shape[0], self.filled
         free = min(capacity - count, states.shape[0])
         self.stored[count : count + free] = states[:free].to(self.stored.dtype)
         self.count += free
+        self._know(count + free)
         rest = states[free:][-capacity:]
         if rest.shape[0]:
             places = torch.randperm(capacity, generator=generator, device=states.device)[: rest.shape[0]]

@@ -1,7 +1,7 @@
 """Training in a run directory, which holds all that is needed to read, resume and act:
 
 run.json (settings, versions, commit, the data's fingerprint), metrics.jsonl, checkpoints/step-… (the last two), best/
-and policy/. One process at a time works in it.
+and policy/. One process at a time writes to it: the first, where a group of processes trains.
 """
 
 import os
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +23,7 @@ import torch
 
 from cebm import __version__, legacy
 from cebm.demonstrations import Demonstrations
+from cebm.distributed import ALONE, Group, GroupError
 from cebm.evaluation import VALIDATION_SEED, evaluate
 from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial
@@ -162,26 +163,36 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 def train(
-    job: Job, directory: str | Path, listen: Listener = lambda row: None, material: Material | None = None
+    job: Job,
+    directory: str | Path,
+    listen: Listener = lambda row: None,
+    material: Material | None = None,
+    group: Group = ALONE,
 ) -> Outcome:
     """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. Nothing is written
     before the data are read and a first step has been tried, so a start that fails leaves nothing behind. `material`:
-    the job's, if it was read already."""
+    the job's, if it was read already. `group`: the processes that train together; all must see the directory."""
     where = Path(directory)
-    check_new(where)
-    material = material_of(job) if material is None else material
-    trainer = trainer_of(job, material)
+    with group.together():
+        check_new(where)
+        material = material_of(job) if material is None else material
+        trainer = trainer_of(job, material, group)
+    group.check_same(material.fingerprint(), "the data are")
+    trainer.align()
     try:
         trainer.rehearse()
     except FloatingPointError as error:
         raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
-    record = _run_record(job, material)
-    with _writing(where):
-        where.mkdir(parents=True, exist_ok=True)
-    with locked(where):
-        check_new(where)  # another process may have been faster
-        with _writing(where):
-            write_document(where / "run.json", record)
+    record = _run_record(job, material, group)
+    with ExitStack() as stack:
+        with group.together():
+            if group.first:
+                with _writing(where):
+                    where.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(where))
+                check_new(where)  # another process may have been faster
+                with _writing(where):
+                    write_document(where / "run.json", record)
         return _loop(job, trainer, material, {}, [], where, listen)
 
 
@@ -202,29 +213,55 @@ def _writing(where: Path) -> Iterator[None]:
         raise TrainingError(f"cannot write to {where}: {error.strerror or error}") from error
 
 
-def resume(directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None) -> Outcome:
+def resume(
+    directory: str | Path, listen: Listener = lambda row: None, steps: int | None = None, group: Group = ALONE
+) -> Outcome:
     """Continues a run from its last good checkpoint, bit for bit; `steps` extends it. A learning rate that follows a
-    cosine then follows that of the new length, and rises again from the 0 that a finished run ended with.
+    cosine then follows that of the new length, and rises again from the 0 that a finished run ended with. The `group`
+    must have as many processes as the one that began the run.
 
     Nothing is written before data, checkpoints and metrics are known to fit: what cannot be resumed stays as it is.
     """
     where = Path(directory)
-    read_record(where)  # before there is a lock in a directory that holds no run
-    with locked(where):
-        record, job = read_record(where), load_job(where)
-        changed = steps is not None and steps != job.steps
-        job = replace(job, steps=steps) if steps is not None else job
-        material = material_of(job)
-        before = record.get("data")
-        if before is not None and before != material.fingerprint():
-            source = job.data or "the task's demonstrations"
-            raise TrainingError(f"{where}: {source} changed since the run began; resume needs the same data")
-        trainer = trainer_of(job, material)
-        best, rows = _restore(trainer, job, where)
-        if changed:
-            with _writing(where):
-                write_document(where / "run.json", _run_record(job, material))
+    with ExitStack() as stack:
+        with group.together():
+            read_record(where)  # before there is a lock in a directory that holds no run
+            if group.first:
+                stack.enter_context(locked(where))
+        with group.together():
+            record, job = read_record(where), load_job(where)
+            _check_processes(record, group, where)
+            changed = steps is not None and steps != job.steps
+            job = replace(job, steps=steps) if steps is not None else job
+            material = material_of(job)
+            before = record.get("data")
+            if before is not None and before != material.fingerprint():
+                source = job.data or "the task's demonstrations"
+                raise TrainingError(f"{where}: {source} changed since the run began; resume needs the same data")
+            trainer = trainer_of(job, material, group)
+            best, rows = _restore(trainer, job, where)
+        group.check_same(f"step {trainer.step_count}", f"the checkpoint found in {where} is")
+        if trainer.step_count == 0:
+            trainer.align()
+        with group.together():
+            if changed and group.first:
+                with _writing(where):
+                    write_document(where / "run.json", _run_record(job, material, group))
         return _loop(job, trainer, material, best, rows, where, listen)
+
+
+def _check_processes(record: dict[str, Any], group: Group, where: Path) -> None:
+    """Shares of the batch and random numbers belong to a number of processes; a run without one had one process."""
+    before = record.get("processes", 1)
+    if before != group.size:
+        raise TrainingError(
+            f"{where}: the run began with {_processes(before)}, and now there {'is' if group.size == 1 else 'are'} "
+            f"{_processes(group.size)}; resume needs the same number"
+        )
+
+
+def _processes(number: int) -> str:
+    return f"{number} process{'' if number == 1 else 'es'}"
 
 
 def read_record(directory: str | Path) -> dict[str, Any]:
@@ -261,10 +298,16 @@ def _loop(
     where: Path,
     listen: Listener,
 ) -> Outcome:
+    group = trainer.group
     began = perf_counter() - (rows[-1]["seconds"] if rows else 0.0)
-    with _metrics_file(where, rows) as file, _signals() as stop:
+    with ExitStack() as stack:
+        with group.together():
+            file = stack.enter_context(_metrics_file(where, rows)) if group.first else None
+        stop = stack.enter_context(_signals(once=group.size == 1))
 
         def write(row: dict[str, Any]) -> None:
+            if file is None:
+                return
             row = {"step": trainer.step_count, **row, "seconds": round(perf_counter() - began, 3)}
             rows.append(row)
             file.write(row_line(row))
@@ -282,26 +325,35 @@ def _loop(
                     now = perf_counter()
                     speed = min(job.log_every, step) / (now - timer)
                     timer = now
-                    numbers = {name: float(value) for name, value in log.items()}
-                    write({"kind": "train", **numbers, "steps_per_second": round(speed, 2)})
+                    numbers = group.means({name: float(value) for name, value in log.items()})
+                    with group.together():
+                        write({"kind": "train", **numbers, "steps_per_second": round(speed, 2)})
                 if step % job.evaluate_every == 0 or last:
-                    with _diverging(f"the evaluation of step {step}", trainer, where):
-                        best = _evaluate(trainer, job, material.task, where, best, write)
+                    with _diverging(f"the evaluation of step {step}", trainer, where), group.together():
+                        if group.first:
+                            best = _evaluate(trainer, job, material.task, where, best, write)
                     timer = perf_counter()
-                if step % job.checkpoint_every == 0 or last or stop:
-                    with _diverging(f"the checkpoint of step {step}", trainer, where):
+                halt = group.any(bool(stop))
+                if step % job.checkpoint_every == 0 or last or halt:
+                    with _diverging(f"the checkpoint of step {step}", trainer, where), group.together():
                         trainer.check_weights()
-                    os.fsync(file.fileno())  # no checkpoint is newer than its metrics, even when the power fails
-                    _save_checkpoint(trainer, where, best, job.keep_checkpoints)
-                if stop and not last:
+                    state = trainer.group_state()
+                    with group.together():
+                        if file is not None:
+                            os.fsync(file.fileno())  # no checkpoint is newer than its metrics, if the power fails
+                            _save_checkpoint(trainer, state, where, best, job.keep_checkpoints)
+                if halt and not last:
                     raise Interrupted(f"stopped at step {step} on request; resume continues from there")
-            trainer.policy().save(where / "policy")
+            with group.together():
+                if group.first:
+                    trainer.policy().save(where / "policy")
         except OSError as error:
             raise TrainingError(
                 f"cannot write to {where} at step {trainer.step_count}: {error.strerror or error}; "
                 f"{_last_good(trainer, where)}"
             ) from error
-    return Outcome(where, load(where / "best", job.device), best["step"], rows)
+    best, rows = group.of_first((best, rows))
+    return Outcome(where, load(where / "best", group.device(job.device)), best["step"], rows)
 
 
 @contextmanager
@@ -317,22 +369,26 @@ def _last_good(trainer: Trainer, where: Path) -> str:
     """The newest checkpoint that loads and whose next step is finite; the trainer is left at one of them."""
     for directory in checkpoints(where):
         try:
-            step, _, tensors = _checkpoint(directory)
-            trainer.load_state(tensors, step)
+            with trainer.group.together():
+                step, _, tensors = _checkpoint(directory)
+                trainer.load_state(tensors, step)
             trainer.step()
-            trainer.check_weights()
+            with trainer.group.together():
+                trainer.check_weights()
             return f"last good checkpoint: step {step}"
+        except GroupError:
+            raise
         except (ArithmeticError, ValueError, RuntimeError):
             continue
     return "there is no good checkpoint: start again, with a lower learning rate"
 
 
-def trainer_of(job: Job, material: Material | None = None) -> Trainer:
+def trainer_of(job: Job, material: Material | None = None, group: Group = ALONE) -> Trainer:
     """The trainer of a run as it begins."""
     found = material_of(job) if material is None else material
     limits = None if found.task is None else found.task.limits
-    device = usable_device(job.device)
-    return Trainer(job.trial, found.training, found.validation, job.seed, device, limits, job.steps)
+    device = usable_device(group.device(job.device))
+    return Trainer(job.trial, found.training, found.validation, job.seed, device, limits, job.steps, group)
 
 
 def restored(job: Job, where: Path) -> tuple[Trainer, dict[str, Any]]:
@@ -381,10 +437,12 @@ def evaluation_row(trainer: Trainer, policy: EnergyPolicy, job: Job, task: Task 
     return row | {name: value for name, value in found.items() if name in wanted}
 
 
-def _save_checkpoint(trainer: Trainer, where: Path, best: dict[str, Any], keep: int) -> None:
+def _save_checkpoint(
+    trainer: Trainer, state: dict[str, torch.Tensor], where: Path, best: dict[str, Any], keep: int
+) -> None:
     directory = where / "checkpoints" / f"step-{trainer.step_count:08d}"
-    header = {"step": trainer.step_count, "best": best}
-    save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, trainer.state())
+    header = {"step": trainer.step_count, "best": best, "processes": trainer.group.size}
+    save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, state)
     for old in checkpoints(where)[keep:] if keep else []:
         shutil.rmtree(old)
 
@@ -487,14 +545,16 @@ class _Stop:
 
 
 @contextmanager
-def _signals() -> Iterator[_Stop]:
-    """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only."""
+def _signals(once: bool = True) -> Iterator[_Stop]:
+    """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only. Without
+    `once` the second one changes nothing: torchrun passes on a signal that the processes may have got already."""
     stop = _Stop()
     previous: dict[int, Any] = {}
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.asked = True
-        signal.signal(number, previous[number])
+        if once:
+            signal.signal(number, previous[number])
 
     try:
         for number in (int(signal.SIGTERM), int(signal.SIGINT)):
@@ -527,12 +587,13 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and dirty else commit or None
 
 
-def _run_record(job: Job, material: Material) -> dict[str, Any]:
+def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
         "versions": {**versions, "python": platform.python_version()},
         "commit": source_commit(),
         "threads": torch.get_num_threads(),
+        "processes": group.size,
         "data": material.fingerprint(),
     }

@@ -3,6 +3,9 @@
 Samplers work in normalised coordinates, where the data fill [-1, 1] (a range of 2).
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf, isfinite, prod
 from typing import Any, Literal
@@ -121,10 +124,62 @@ class Specification:
         raise ValueError(f"there is no part {name!r}; there are {', '.join(part.name for part in self.parts)}")
 
 
+class Checks:
+    """Checks that are made now and looked at later, all at once: a look waits for the accelerator to finish."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Tensor, Callable[[], None]]] = []
+
+    def add(self, bad: Tensor, explain: Callable[[], None]) -> None:
+        """`explain` raises the error of this check, if `bad` (one boolean) turns out to be true."""
+        try:
+            bad.data_ptr()
+        except RuntimeError:  # under torch.func.vmap a tensor has no value of its own
+            return
+        self._made.append((bad, explain))
+
+    def look(self) -> None:
+        """Reads all checks with one conversion; the first that failed raises its error."""
+        made, self._made = self._made, []
+        if made and bool(torch.stack([bad.to(made[0][0].device) for bad, _ in made]).any()):
+            for bad, explain in made:
+                if bool(bad):
+                    explain()
+
+
+_PENDING: ContextVar[Checks | None] = ContextVar("pending checks", default=None)
+
+
+@contextmanager
+def looking_later() -> Iterator[Checks]:
+    """Inside the block checks of finite values only add to the result, and the caller looks at it. A block that fails
+    is looked at here: its error may follow from a value that is not finite."""
+    checks = Checks()
+    token = _PENDING.set(checks)
+    try:
+        yield checks
+    except Exception:
+        checks.look()
+        raise
+    finally:
+        _PENDING.reset(token)
+
+
+def pending_checks() -> Checks | None:
+    """The checks of the block that looks later; None outside of one, where a check looks at once."""
+    return _PENDING.get()
+
+
 def check_finite(values: Tensor, name: str) -> None:
     """ValueError that names the dimensions (last axis) of `values` that hold NaN or infinity."""
-    if isfinite(values.sum().item()):  # quick: a finite sum has no NaN or infinity in it
-        return
+    total, later = values.sum(), pending_checks()  # quick: a finite sum has no NaN or infinity in it
+    if later is not None:
+        later.add(~torch.isfinite(total), lambda: _refuse_infinite(values, name))
+    elif not isfinite(total.item()):
+        _refuse_infinite(values, name)
+
+
+def _refuse_infinite(values: Tensor, name: str) -> None:
     finite = torch.isfinite(values)
     if not bool(finite.all()):
         bad = (~finite).reshape(-1, values.shape[-1]).any(0).nonzero().flatten().tolist()

@@ -1,10 +1,10 @@
 """The state of a training and its one step, in memory; `runs` adds the run directory."""
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from cebm.composition import built, modules_in, vary
 from cebm.demonstrations import Demonstrations, Windows
+from cebm.distributed import ALONE, Group
 from cebm.information import SaturatedBoundWarning, info_nce_bound
 from cebm.losses import info_nce
 from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
 from cebm.recipes import Trial, find_trial
 from cebm.settings import StorageError
-from cebm.spaces import Box, Specification
+from cebm.spaces import Box, Specification, looking_later
 from cebm.storage import take
 
 Limits = tuple[Any, Any]
@@ -93,10 +94,12 @@ class Trainer:
         device: torch.device | str = "cpu",
         limits: Limits | None = None,
         steps: int | None = None,
+        group: Group = ALONE,
     ) -> None:
         """`limits` are the lowest and the highest action; `steps` is the length of the run, which a cosine schedule
-        needs to know."""
-        self.steps = steps
+        needs to know. In a `group` each process has a share of every batch and random numbers of its own."""
+        self.steps, self.group = steps, group
+        self._share = group.share(trial.optimiser.batch_size)
         self.trial, self.seed, self.device, self.limits = trial, seed, torch.device(device), limits
         inputs = trial.inputs
         self.training = training.windows(inputs.history, inputs.horizon)
@@ -106,10 +109,12 @@ class Trainer:
         self.spec = inputs.specification(training.obs_dim, training.act_dim)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
+        if group.size > 1:  # the weights are the same in all processes, what follows is not
+            self.generator.manual_seed(group.seed(seed))
         self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
         self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
-        self._order: tuple[int, Tensor] | None = None
+        self._order: tuple[int, np.ndarray, Tensor] | None = None
         # Small sets live on the device, normalised; large ones stay on disk and are gathered batch by batch.
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
         self._resident = self._normalised(self.training, slice(None)) if small else None
@@ -123,19 +128,14 @@ class Trainer:
         """One optimiser step on the next batch; what to log of it, as tensors. Weights stay as they are when the
         loss or its gradient is not finite: that is a FloatingPointError, or a ValueError that names the energy."""
         self.learner.train()
-        obs, actions = self._batch(self.step_count)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._learning_rate()
+        for settings in self.optimiser.param_groups:
+            settings["lr"] = self._learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
-        with self._global_randomness():
-            loss, log = self.learner.loss(obs, actions, self.generator)
-            loss.backward()
-        gradients = [p.grad for p in self.learner.energy.parameters() if p.grad is not None]
-        norm = log["parameter_gradient_norm"] = nn.utils.get_total_norm(gradients)
-        # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
-        for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
-            if not math.isfinite(float(value)):
-                raise FloatingPointError(f"{name} is {float(value)}")
+        with self.group.together():
+            log = self._backward()
+        if self.group.size > 1:
+            self.group.average_gradients(self.learner.parameters())
+            log["parameter_gradient_norm"] = self._gradient_norm()
         try:
             self.optimiser.step()
         except RuntimeError as error:  # a learning rate beyond float32
@@ -144,12 +144,34 @@ class Trainer:
         self._follow()
         return log
 
+    def _backward(self) -> dict[str, Tensor]:
+        """Gradients of the loss on this process's share of the batch, checked with one look; what to log of them."""
+        with looking_later() as checks, self._global_randomness():
+            obs, actions = self._batch(self.step_count)
+            loss, log = self.learner.loss(obs, actions, self.generator)
+            loss.backward()
+        norm = log["parameter_gradient_norm"] = self._gradient_norm()
+        # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
+        for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
+            checks.add(~torch.isfinite(value), partial(_refuse, name, value))
+        checks.look()
+        return log
+
+    def _gradient_norm(self) -> Tensor:
+        return nn.utils.get_total_norm([p.grad for p in self.learner.energy.parameters() if p.grad is not None])
+
+    def align(self) -> None:
+        """Gives the first process's weights and buffers to all of the group, where they have just been made."""
+        for module in (self.learner, self.average):
+            if module is not None:
+                self.group.same_weights(module)
+
     def rehearse(self) -> None:
         """Takes the next step and goes back to where it was: what cannot be trained fails now."""
         state, step = self.state(), self.step_count
         self.step()
         self.state()
-        self.load_state(state, step)
+        self._load(state, step)
 
     def check_weights(self) -> None:
         """FloatingPointError where a weight is NaN or infinite, so that training cannot go on from here."""
@@ -240,8 +262,34 @@ class Trainer:
             tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in kept.items()}
         return {name: value.clone() for name, value in tensors.items()} | {"generator": self.generator.get_state()}
 
+    def group_state(self) -> dict[str, Tensor]:
+        """The state of the whole group, for the first process to save: its own, and the generators and buffers of the
+        others under `rank-1.` and so on. Every process must call this."""
+        own = self.state()
+        if self.group.size == 1:
+            return own
+        shared = {f"learner.{name}" for name, _ in self.learner.named_parameters()}
+        private = {
+            name: value.cpu()
+            for name, value in own.items()
+            if name == "generator" or (name.startswith("learner.") and name not in shared)
+        }
+        for rank, tensors in enumerate(self.group.gathered(private)):
+            own |= {f"rank-{rank}.{name}": value for name, value in tensors.items() if rank}
+        return own
+
     def load_state(self, tensors: dict[str, Tensor], step: int) -> None:
-        """The inverse of `state`. A StorageError where the tensors do not fit leaves everything as it was."""
+        """The inverse of `group_state`, and in one process of `state`. A StorageError where the tensors do not fit
+        leaves everything as it was."""
+        if self.group.rank:
+            prefix = f"rank-{self.group.rank}."
+            private = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            if not private:
+                raise StorageError(f"checkpoint: the state of process {self.group.rank} is missing")
+            tensors = tensors | private
+        self._load(tensors, step)
+
+    def _load(self, tensors: dict[str, Tensor], step: int) -> None:
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -261,8 +309,8 @@ class Trainer:
         self.step_count = step
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of a step: epochs are permutations, each a function of (seed, epoch) alone, so the data order
-        needs no state. A set smaller than a batch is drawn from with replacement."""
+        """This process's share of the batch of a step: epochs are permutations, each a function of (seed, epoch) alone,
+        so the data order needs no state. A set smaller than a batch is drawn from with replacement."""
         size, epoch = self.trial.optimiser.batch_size, step // self.steps_per_epoch
         if self._order is None or self._order[0] != epoch:
             order = np.random.default_rng([self.seed, epoch])
@@ -270,12 +318,13 @@ class Trainer:
                 rows = order.integers(len(self.training), size=size)
             else:
                 rows = order.permutation(len(self.training))
-            self._order = (epoch, torch.from_numpy(rows).to(self.device))
+            self._order = (epoch, rows, torch.from_numpy(rows).to(self.device))
         place = (step % self.steps_per_epoch) * size
-        rows_now = self._order[1][place : place + size]
-        if self._resident is not None:
-            return self._resident[0][rows_now], self._resident[1][rows_now]
-        return self._normalised(self.training, rows_now.cpu().numpy())
+        now = slice(place + self._share.start, place + self._share.stop)
+        if self._resident is None:
+            return self._normalised(self.training, self._order[1][now])
+        chosen = self._order[2][now]
+        return self._resident[0][chosen], self._resident[1][chosen]
 
     def _normalised(self, windows: Windows, rows: Any) -> tuple[Tensor, Tensor]:
         """In float32, after the centre is taken off in the data's own precision."""
@@ -287,10 +336,15 @@ class Trainer:
         """Dropout, and whatever else knows only torch's global generator, gets numbers that (seed, step) decides; the
         global generator is put back afterwards."""
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.random.default_generator.manual_seed(hash((self.seed, self.step_count)) % 2**63)
+            place = (self.seed, self.step_count) + ((self.group.rank,) if self.group.size > 1 else ())
+            torch.random.default_generator.manual_seed(hash(place) % 2**63)
             if self.device.type == "cuda":
-                torch.cuda.manual_seed(hash((self.seed, self.step_count)) % 2**63)
+                torch.cuda.manual_seed(hash(place) % 2**63)
             yield
+
+
+def _refuse(name: str, value: Tensor) -> None:
+    raise FloatingPointError(f"{name} is {float(value)}")
 
 
 def _optimiser_entries(tensors: dict[str, Tensor], parameters: list[nn.Parameter]) -> dict[int, dict[str, Tensor]]:
