@@ -169,7 +169,8 @@ class Tuning:
             raise ImportError("a search needs an extra: pip install 'cebm[optuna]'") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=2 * self.together)
-        study = optuna.create_study(direction=f"{self.direction[:-3]}ize", sampler=sampler)
+        direction: Any = {"maximise": "maximize", "minimise": "minimize"}[self.direction]
+        study = optuna.create_study(direction=direction, sampler=sampler)
         known = {record["key"]: record for record in finished}
         planned: list[Planned] = []
         while len(study.trials) < self.trials:
