@@ -5,16 +5,19 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cebm.runs import train
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *(f"docs/{name}.md" for name in ("theory", "stability", "performance")),
+    *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "guide", "scale")),
     "reproduction/results.md",
 ]
 
@@ -68,6 +71,16 @@ def test_compose_example_learns() -> None:
     uniform, mixture, chains = (float(re.search(r"NLL (\S+) nats", line)[1]) for line in lines)  # type: ignore[index]
     # The entropy is -0.88; an energy that learned nothing has log 2.2 = 0.79.
     assert -0.95 < uniform < -0.4 and -0.95 < mixture < -0.4 < chains
+
+
+def test_the_example_of_a_new_trial_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job as it is, but for the length."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    example = importlib.import_module("new_trial")
+    job = replace(example.job, episodes=5, steps=4, evaluate_every=4, evaluation_episodes=2)
+    outcome = train(job, tmp_path / "mine")
+    assert outcome.best_step == 4 and outcome.policy.act(outcome.policy.obs_box.centre.numpy()).shape == (1,)
+    assert (job.trial.optimiser.average, job.trial.energy.width) == (0.99, 64)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
