@@ -123,8 +123,7 @@ def write_page(out: Path, html: Path) -> Path:
 
 def report_style(environment: jinja2.Environment) -> Markup:
     """The style sheet of the run report, so that the two pages look alike."""
-    source, _, _ = jinja2.PackageLoader("cebm", "report").get_source(environment, "template.html")
-    return Markup(source.split("<style>", 1)[1].split("</style>", 1)[0])
+    return Markup(jinja2.PackageLoader("cebm", "report").get_source(environment, "style.css")[0])
 
 
 def prose(text: str) -> Markup:
