@@ -66,6 +66,7 @@ def test_readme_commands_exist() -> None:
         assert all(flag in helps[command] for flag in flags), line
 
 
+@pytest.mark.slow
 def test_compose_example_learns() -> None:
     lines = _run("examples/compose.py").splitlines()
     uniform, mixture, chains = (float(re.search(r"NLL (\S+) nats", line)[1]) for line in lines)  # type: ignore[index]

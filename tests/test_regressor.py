@@ -194,6 +194,7 @@ def test_fitting_repeats_with_its_seed(rng: np.random.Generator) -> None:
     assert np.array_equal(one, again) and not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_it_composes_with_pipelines_and_searches(rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, (120, 1))
     y = 2 * x[:, 0]

@@ -137,6 +137,7 @@ def test_nothing_is_trained_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         by_label[task.label].add(task.seed)
 
 
+@pytest.mark.slow
 def test_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 

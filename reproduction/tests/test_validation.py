@@ -219,6 +219,7 @@ def test_without_the_reference_it_says_so(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(finding.numbers)
 
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 

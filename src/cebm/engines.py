@@ -326,11 +326,8 @@ def _terminated(*_: object) -> None:
 
 
 def main() -> None:
-    """What a process of `Local` runs."""
+    """What a process of `Local` runs. Torch takes its number of threads from OMP_NUM_THREADS."""
     _watch_parent()
-    import torch
-
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         call(sys.argv[1:])
     except Exception as error:
