@@ -21,7 +21,7 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-# With the slow ones, which take 2 minutes more.
+# With the slow ones, which take some minutes more.
 test-all: test
 	$(BIN)/pytest -m slow
 
