@@ -23,6 +23,7 @@ NOISE = 0.1
 
 
 @parametrize_with_checks([ConditionalEBMRegressor(**SMALL)])
+@pytest.mark.slow
 def test_scikit_learns_own_checks(estimator, check, unchecked_shapes):
     """Without the tests' type checks: it is scikit-learn's way that constructors take anything."""
     check(estimator)
@@ -150,6 +151,7 @@ def test_sampling_repeats_with_its_seed(bimodal: tuple[ConditionalEBMRegressor, 
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 3])
+@pytest.mark.slow
 def test_several_outputs(outputs: int, rng: np.random.Generator) -> None:
     """Unimodal, one column per output and its own scale; the shapes follow y, a column vector's included."""
     x = rng.uniform(-1, 1, (600, 2))
@@ -168,6 +170,7 @@ def test_several_outputs(outputs: int, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("outputs", [2, 3])
+@pytest.mark.slow
 def test_the_density_of_several_outputs_is_normalised(outputs: int, rng: np.random.Generator) -> None:
     """Its mean over uniform points of the box, times the volume, is 1: within 5 standard errors, and those of the
     normaliser's own 4,096 samples where there is no quadrature."""

@@ -681,6 +681,7 @@ MALA_BUGS = {
 
 
 @pytest.mark.parametrize("name, bug", [(name, bug) for name, bugs in MALA_BUGS.items() for bug in ["none", *bugs]])
+@pytest.mark.slow
 def test_a_planted_bug_fails_the_check_of_mala(name: str, bug: str, generator: torch.Generator) -> None:
     target = TARGETS[name]
     z = target.z(planted(PlantedMALA, target.sampler, bug), generator)
@@ -709,6 +710,7 @@ def test_mala_is_in_detailed_balance(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("target", [0.574, 0.8])
 @pytest.mark.parametrize("first", [0.01, 10.0])
+@pytest.mark.slow
 def test_mala_adapts_to_the_target_acceptance_per_observation(
     target: float, first: float, generator: torch.Generator
 ) -> None:

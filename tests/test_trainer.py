@@ -309,6 +309,7 @@ def test_overfitting_one_episode_drives_the_action_error_to_near_zero(unchecked_
         assert left < 0.05 * spread and left < before.max() / 4, (name, before.max(), left, spread)
 
 
+@pytest.mark.slow
 def test_training_improves_success(unchecked_shapes: None) -> None:
     """On an easy 1-D task 42 to 45 of 60 episodes were seen to succeed after this training, 4 to 12 without it.
     A difference of 12 is over 4 standard deviations from both."""

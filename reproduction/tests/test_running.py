@@ -146,6 +146,7 @@ def test_failures_are_named_and_the_rest_is_kept(inline: None, tmp_path: Path) -
     assert sorted(seed for seed, _ in claim.calls()) == [0, 1, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_does_not_end_the_reproduction(tmp_path: Path) -> None:
     claim = Counted(tmp_path / "notes")
     dies = tmp_path / "notes.die-0"
