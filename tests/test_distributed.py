@@ -15,7 +15,16 @@ import pytest
 import torch
 
 from cebm.demonstrations import Demonstrations
-from cebm.distributed import ALONE, Group, GroupError, _answered, _portable, group_of_environment, started_by_torchrun
+from cebm.distributed import (
+    ALONE,
+    Group,
+    GroupError,
+    _answered,
+    _from_words,
+    _portable,
+    group_of_environment,
+    started_by_torchrun,
+)
 from cebm.recipes import TRIALS
 from cebm.runs import TrainingError, _check_processes, checkpoints, load_checkpoint, load_metrics, resume
 from cebm.settings import StorageError
@@ -327,7 +336,7 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OddError(ValueError):
-    """An error that pickle cannot copy."""
+    """An error of somebody's own, that takes more than a message."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -335,9 +344,13 @@ class OddError(ValueError):
 
 def test_errors_travel_as_their_kind() -> None:
     odd = OddError("one", "two")
-    assert _portable(odd).args == ("OddError: one and two",) and type(_portable(odd)) is ValueError
-    same = FloatingPointError("loss is nan")
-    assert _portable(same) is same
+    known = [FloatingPointError("loss is nan"), StorageError("a"), TrainingError("b"), OSError(28, "full", "file")]
+    for error in (odd, *known, UnicodeDecodeError("utf-8", b"", 0, 1, "bad")):
+        words = _portable(error)
+        other = _from_words(*words)
+        assert all(isinstance(word, str) for word in words) and isinstance(error, type(other))
+        assert str(error) in str(other) and (type(other) is type(error)) == (error in known)
+    assert _portable(odd) == ("builtins:ValueError", "OddError: one and two")
 
 
 def test_a_process_that_is_gone_has_a_name() -> None:

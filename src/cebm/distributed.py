@@ -6,8 +6,8 @@ small for an overlap of backward and communication to pay. Messages between the 
 the CPU, so they never wait for an accelerator.
 """
 
+import importlib
 import os
-import pickle
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,9 +133,10 @@ class Group:
         if not self.any(error is not None):
             return
         errors = self.gathered(None if error is None else (_portable(error), traceback.format_exception(error)))
-        rank, (other, trace) = next((rank, found) for rank, found in enumerate(errors) if found is not None)
+        rank, (words, trace) = next((rank, found) for rank, found in enumerate(errors) if found is not None)
         if rank == self.rank and error is not None:
             raise error
+        other = _from_words(*words)
         other.add_note(f"In process {rank} of {self.size}:\n{''.join(trace)}")
         raise other from error
 
@@ -204,12 +205,24 @@ def group_of_environment(device: str = "cpu") -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def _portable(error: Exception) -> Exception:
-    """The error as another process can read it: itself, or one of its kind among Python's own with its message."""
+def _portable(error: Exception) -> tuple[str, str]:
+    """The error in words for another process: its nearest kind among Python's and cebm's own, and its message."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "cebm"))
+    kind = next((each for each in kinds if _takes_a_message(each)), RuntimeError)
+    plain = len(error.args) == 1 and isinstance(error.args[0], str)  # a KeyError's text has quotes around it
+    message = (error.args[0] if plain else str(error)) if kind is type(error) else f"{type(error).__name__}: {error}"
+    return f"{kind.__module__}:{kind.__qualname__}", message
+
+
+def _takes_a_message(kind: type) -> bool:
     try:
-        if str(pickle.loads(pickle.dumps(error))) == str(error):
-            return error
-    except Exception:  # an error of somebody's own, with arguments that pickle does not know of
-        pass
-    kinds = (FloatingPointError, ValueError, OSError, MemoryError, RuntimeError)
-    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(f"{type(error).__name__}: {error}")
+        return isinstance(kind(""), Exception)
+    except TypeError:  # it wants more, or less
+        return False
+
+
+def _from_words(kind: str, message: str) -> Exception:
+    """The inverse of `_portable`."""
+    module, _, name = kind.partition(":")
+    found: Exception = getattr(importlib.import_module(module), name)(message)
+    return found
