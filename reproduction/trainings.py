@@ -3,10 +3,9 @@
 Claims see a run directory only through this module.
 """
 
-import hashlib
 import json
 import math
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial, find_trial
 from cebm.runs import DivergedError, Job, evaluation_row, load_metrics, material_of, restored, resume, train
 from cebm.settings import to_json
+from cebm.sweep.studies import digest
 from cebm.tasks import ParticleTask
 
 Result = dict[str, Any]
@@ -121,8 +121,7 @@ class Training:
     @property
     def digest(self) -> str:
         """Of all settings but the name and the seed."""
-        settings = json.dumps(unusual(replace(self.job, name="", seed=0)), sort_keys=True)
-        return hashlib.sha256(settings.encode()).hexdigest()[:10]
+        return digest(self.job)
 
     def run(self, directory: Path) -> Result:
         """Train, or resume a training that was stopped, then measure."""
@@ -170,18 +169,6 @@ def training(
 def bare(name: str) -> Trial:
     """The trial with its loss as the equation has it, without the anchor of the energies."""
     return vary(find_trial(name), **{"objective.anchor": 0.0})
-
-
-def unusual(settings: Any) -> Any:
-    """Settings as JSON, without those that have their default value: a digest of them stays the same when a class gains
-    a setting."""
-    if not is_dataclass(settings):
-        return to_json(settings)
-    named = {each.name: (getattr(settings, each.name), each.default) for each in fields(settings)}
-    return {
-        "type": type(settings).__name__,
-        **{name: unusual(value) for name, (value, usual) in named.items() if value != usual},
-    }
 
 
 def measure(job: Job, directory: Path) -> Result:

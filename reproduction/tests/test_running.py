@@ -22,12 +22,13 @@ from cebm.recipes import find_trial, vary
 from cebm.runs import restored
 from cebm.samplers import Langevin
 from cebm.storage import row_line
+from cebm.sweep.studies import unusual
 from cebm.trainer import Trainer
 from reproduction import running, trainings
 from reproduction.intervals import Interval, decide
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
 from reproduction.running import ReproductionError, reproduce, run_task
-from reproduction.trainings import Result, Scale, Training, training, unusual
+from reproduction.trainings import Result, Scale, Training, training
 
 TINY = Scale("smoke", 4, 2, 3, 4, 2, 2, True)
 

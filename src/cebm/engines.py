@@ -13,10 +13,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 Words = tuple[str, ...]
@@ -299,26 +299,19 @@ def drive(
             time.sleep(every)
 
 
-class closing:
-    """`with closing(engine):` ends what still runs, whatever happens; SIGTERM counts as an error."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._before: Any = None
-
-    def __enter__(self) -> Engine:
-        try:
-            self._before = signal.signal(signal.SIGTERM, _terminated)
-        except ValueError:  # not in the main thread
-            self._before = None
-        return self.engine
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.engine.close()
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+@contextmanager
+def closing(engine: Engine) -> Iterator[Engine]:
+    """Ends what still runs on the engine, whatever happens in the block; SIGTERM counts as an interruption."""
+    try:
+        before = signal.signal(signal.SIGTERM, _terminated)
+    except ValueError:  # not in the main thread, where signals do not arrive
+        before = None
+    try:
+        yield engine
+    finally:
+        engine.close()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _terminated(*_: object) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from cebm.engines import Engine, TaskError, closing, drive
 from cebm.evaluation import evaluate
 from cebm.runs import load_metrics, material_of, trainer_of
-from cebm.settings import tag_of
 from cebm.storage import locked
 from cebm.sweep.results import records
 from cebm.sweep.studies import Planned, Record, digest, runs_of
@@ -64,7 +63,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "<lambda>")
     if "<" in name or not module:
         raise ValueError(f"measure must be a function of a module, so that workers can find it, got {function!r}")
-    return f"{tag_of(function).partition(':')[0]}:{name}" if isinstance(function, type) else f"{module}:{name}"
+    return f"{module}:{name}"
 
 
 class Display:

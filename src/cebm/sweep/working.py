@@ -7,7 +7,7 @@ from typing import Any
 
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.policy import load
-from cebm.runs import DivergedError, Job, load_metrics, material_of, resume, source_commit, train
+from cebm.runs import DivergedError, Job, load_metrics, material_of, resume, score, source_commit, train
 from cebm.settings import from_json, import_piece_module, to_json
 from cebm.storage import LockedError, read_document, write_document
 from cebm.sweep.studies import Planned
@@ -83,7 +83,7 @@ def measured(job: Job, directory: Path, episodes: int) -> dict[str, Any]:
     task = material_of(job).task
     metric = "validation_action_error" if task is None else task.metric
     tried = [row for row in rows if row["kind"] == "evaluation"]
-    best = max(tried, key=lambda row: row.get(metric, 0.0) * (-1 if task is None else 1))
+    best = max(tried, key=lambda row: score(row, task))
     found = {f"training.{name}": value for name, value in training.items() if name not in _LEFT_OUT}
     found |= {f"validation.{name}": value for name, value in best.items() if name not in _LEFT_OUT}
     found["curve"] = [[row["step"], row.get(metric)] for row in tried]
