@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -46,6 +46,8 @@ class Evaluation:
     """Median time for one observation's action, measured alone after the roll-outs."""
     action_ms_p99: float
     """Its 99th percentile."""
+    overall: dict[str, float] = field(default_factory=dict)
+    """Metrics of all episodes together that no single one has (`Task.summarise`)."""
 
     @property
     def episodes(self) -> int:
@@ -63,7 +65,10 @@ class Evaluation:
         return None if any(value is None for value in known) else sum(map(bool, known))
 
     def score(self, metric: str) -> float:
-        """The mean of a column over the episodes: what chooses a checkpoint, with `task.metric`."""
+        """The mean of a column over the episodes, or a metric of all together: what chooses a checkpoint, with
+        `task.metric`."""
+        if metric in self.overall:
+            return self.overall[metric]
         if metric not in self.columns:
             raise ValueError(f"the episodes have no column {metric!r} to score; they have {', '.join(self.columns)}")
         values = self._values(metric)
@@ -73,7 +78,8 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers: success with its 95 % interval; of every other column that is a number in every episode the
-        mean and, from two episodes on, its standard error NAME_se = s / √n, with s² = Σ(x − x̄)² / (n − 1); times."""
+        mean and, from two episodes on, its standard error NAME_se = s / √n, with s² = Σ(x − x̄)² / (n − 1); what the
+        task says of all episodes together; times."""
         result: dict[str, Any] = {"episodes": self.episodes, "seed": self.seed}
         if self.successes is not None:
             low, high = wilson_interval(self.successes, self.episodes)
@@ -87,6 +93,7 @@ class Evaluation:
                 result[name] = float(np.mean(values))
                 if len(values) > 1:
                     result[f"{name}_se"] = float(np.std(values, ddof=1) / math.sqrt(len(values)))
+        result |= self.overall
         result |= {"action_ms_p50": self.action_ms_p50, "action_ms_p99": self.action_ms_p99, "seconds": self.seconds}
         return result
 
@@ -137,7 +144,7 @@ def evaluate(
     calls = latency_calls + 1 if latency_calls else 0  # one more, which pays for warming up
     times = [_action_ms(actor, played.last_obs[i % len(played.last_obs)]) for i in range(calls)][1:]
     p50, p99 = np.percentile(times, [50, 99]) if times else (math.nan, math.nan)
-    return Evaluation(played.rows, seed, perf_counter() - began, float(p50), float(p99))
+    return Evaluation(played.rows, seed, perf_counter() - began, float(p50), float(p99), place.summarise(played.rows))
 
 
 def actor_of(policy: Any, seed: int, **runner: Any) -> Actor:
