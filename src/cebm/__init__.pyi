@@ -86,6 +86,7 @@ from cebm.tasks import BatchedParticle as BatchedParticle
 from cebm.tasks import Forks as Forks
 from cebm.tasks import Gym as Gym
 from cebm.tasks import GymnasiumTask as GymnasiumTask
+from cebm.tasks import MetaWorld as MetaWorld
 from cebm.tasks import ParticleEnv as ParticleEnv
 from cebm.tasks import ParticleExpert as ParticleExpert
 from cebm.tasks import ParticleTask as ParticleTask

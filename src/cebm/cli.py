@@ -72,8 +72,9 @@ class Demos:
     """Writes demonstrations of a task's expert, or those that others recorded in it."""
 
     task: tyro.conf.Positional[str]
-    """The task: particle (two goals to visit, one after the other), forks (three rows of obstacles,
-    24 ways), push-t (or push-t:state, push-t:pixels), or your own as FILE.py:NAME or MODULE:NAME."""
+    """The task: particle (two goals to visit, one after the other), forks (three rows of obstacles, 24 ways),
+    push-t (or push-t:state, push-t:pixels), metaworld:NAME (or metaworld:NAME:mixed, NAME:left, NAME:right), or your
+    own as FILE.py:NAME or MODULE:NAME."""
     out: Path
     """An `.npz` file, or a folder of memory-mapped arrays."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None

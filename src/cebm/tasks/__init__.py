@@ -18,6 +18,7 @@ from cebm.tasks.forks import ENV_ID as FORKS_ID
 from cebm.tasks.forks import BatchedForks, Forks, ForksEnv, ForksExpert
 from cebm.tasks.gym import Gym, GymnasiumTask, MadeEnvironments, OneEnvironment
 from cebm.tasks.lookup import SHIPPED, as_task, shipped, task_of
+from cebm.tasks.metaworld import MetaWorld, MetaWorldEnv, MetaWorldExpert
 from cebm.tasks.particle import (
     ENV_ID,
     BatchedParticle,
@@ -47,6 +48,9 @@ __all__ = [
     "Gym",
     "GymnasiumTask",
     "MadeEnvironments",
+    "MetaWorld",
+    "MetaWorldEnv",
+    "MetaWorldExpert",
     "OneEnvironment",
     "ParticleEnv",
     "ParticleExpert",

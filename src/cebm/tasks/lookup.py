@@ -9,11 +9,13 @@ from cebm.settings import StorageError, from_json
 from cebm.tasks.base import Task
 from cebm.tasks.forks import Forks
 from cebm.tasks.gym import Gym, MadeEnvironments, OneEnvironment
+from cebm.tasks.metaworld import MetaWorld
 from cebm.tasks.particle import ENV_ID, ParticleTask
 from cebm.tasks.pusht import PushT
 
 SHIPPED: dict[str, Callable[[str], Task]] = {
     "forks": lambda variant: _without_variant(Forks(), variant),
+    "metaworld": lambda variant: MetaWorld(*variant.split(":", 1)),  # type: ignore[arg-type]
     "push-t": lambda variant: PushT(variant or "keypoints"),  # type: ignore[arg-type]
 }
 """Tasks that ship with cebm by their names on the command line, from what follows the name and a colon."""
