@@ -7,7 +7,7 @@ else, so a task of one's own is a subclass of `Task`, or of `GymnasiumTask` wher
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +50,8 @@ class RollOut:
     """One per episode, all with the same columns. `episode` is its index; `success` is None where nobody tells."""
     last_obs: Float32[np.ndarray, "episodes obs"]
     """The last observation of every episode."""
+    frames: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """Pictures [height, width, 3] of the episodes that were filmed, by their index: the start and every step."""
 
 
 class Task(ABC):
@@ -85,7 +87,8 @@ class Task(ABC):
         """Plays the first `episodes` episodes of `seed`, side by side, each for at most `max_steps` steps.
 
         `actor.reset()` is called before a batch of episodes begins. Episode `i` starts from a state that `(seed, i)`
-        alone decides.
+        alone decides. A task may take two further arguments: `workers`, processes for its environments, and `film`,
+        the indices of episodes whose pictures it keeps.
         """
 
     def summarise(self, rows: Sequence[dict[str, Value]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ batch of one.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,14 +112,24 @@ class Forks(Task):
             found += [(x, low, x, high) for low, high in zip(edges[::2], edges[1::2], strict=True)]
         return found
 
-    def roll_out(self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None) -> RollOut:
+    def roll_out(
+        self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None, film: Collection[int] = ()
+    ) -> RollOut:
         check_max_steps(max_steps)
         env = BatchedForks(self)
         obs = env.reset(seed, check_episodes(episodes))
+        paths = {index: [env.position[index]] for index in film}
         actor.reset()
         while not env.done and (max_steps is None or env.step_count < max_steps):
             obs = env.step(actor.act(obs))
-        return RollOut(env.outcome(), obs)
+            for index, path in paths.items():
+                path.append(env.position[index])
+        rows = env.outcome()
+        frames = {
+            index: [_picture(self, path[: step + 1]) for step in range(env.length[index] + 1)]
+            for index, path in paths.items()
+        }
+        return RollOut(rows, obs, frames)
 
     def summarise(self, rows: Sequence[dict[str, Value]]) -> dict[str, float]:
         """`entropy`: of the ways that were taken, over that of all ways taken equally often; 0 where none was."""
@@ -323,19 +333,21 @@ _PIXELS, _EDGE = 256, 8
 
 def _picture(task: Forks, path: Sequence[Float64[np.ndarray, "2"]]) -> UInt8[np.ndarray, "height width 3"]:
     image = np.full((_PIXELS, _PIXELS, 3), 255, np.uint8)
+    side = _PIXELS - 2 * _EDGE
 
-    def dot(x: float, y: float, radius: float, colour: tuple[int, int, int]) -> None:
-        side = _PIXELS - 2 * _EDGE
-        rows, columns = np.ogrid[:_PIXELS, :_PIXELS]
-        away = np.hypot(rows - (_EDGE + side * (1 - y)), columns - (_EDGE + side * x))
-        image[away <= radius] = colour
+    def dot(point: Float64[np.ndarray, "2"], radius: int, colour: tuple[int, int, int]) -> None:
+        column, row = round(_EDGE + side * float(point[0])), round(_EDGE + side * (1 - float(point[1])))
+        window = image[row - radius : row + radius + 1, column - radius : column + radius + 1]
+        rows, columns = np.ogrid[-radius : radius + 1, -radius : radius + 1]
+        window[rows**2 + columns**2 <= radius**2] = colour
 
     for x, low, _, high in task.obstacles():
-        for y in np.arange(low, high, 0.008):
-            dot(x, float(y), 2.0, (110, 110, 110))
+        column = round(_EDGE + side * x)
+        rows = slice(round(_EDGE + side * (1 - high)), round(_EDGE + side * (1 - low)))
+        image[rows, column - 2 : column + 2] = (110, 110, 110)
     for point in path:
-        dot(float(point[0]), float(point[1]), 1.5, (150, 190, 220))
-    dot(float(path[-1][0]), float(path[-1][1]), 4.0, (0, 114, 178))
+        dot(point, 1, (150, 190, 220))
+    dot(path[-1], 4, (0, 114, 178))
     return image
 
 
