@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from cebm.intervals import Interval
 from cebm.recipes import TRIALS
 from cebm.runs import Job
 from cebm.sweep import Planned, Tuning, estimate, grid, records, runs_of, sweep, write_results
+from cebm.sweep.display import Display, share_of_steps
 from cebm.sweep.results import effects, groups, main_metric, table
 from cebm.tasks import ParticleTask
 
@@ -437,3 +439,21 @@ def test_plans_are_words_only(undisturbed: Path) -> None:
     for path in undisturbed.glob("plans/*.json"):
         plan = json.loads(path.read_text())
         assert plan["job"]["type"] == "cebm.runs:Job" and plan["measure"] is None
+
+
+def test_the_time_left_is_by_the_pace_since_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((100.0, 160.0))
+    monkeypatch.setattr("cebm.sweep.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    shares = {"first": 0.0, "second": 0.0}
+    display = Display("test", {"first": 1.0, "second": 2.0}, 4, shares.__getitem__)
+    display.finished("first", "")  # a third of the work, in a minute
+    assert "3 of 4: first  about 2 min left" in capsys.readouterr().err
+    assert display.left(0.0) == ""  # nothing done yet tells nothing
+
+
+def test_a_share_is_that_of_the_last_row() -> None:
+    assert share_of_steps([], 10) == 0.0
+    assert share_of_steps([{"step": 2}, {"step": 5}], 10) == 0.5
+    assert share_of_steps([{"step": 30}], 10) == 1.0

@@ -28,7 +28,7 @@ from cebm.storage import read_document, write_document
 from cebm.tasks import Gym, ParticleTask, Task, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, Sweep
+    from cebm.cli import Certify, Demos, Eval, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -369,13 +369,12 @@ def sweep_study(arguments: "Sweep") -> None:
     pieces = (_module_of(arguments.study), *arguments.with_)
     import_pieces(arguments.with_)
     study = find_piece(arguments.study if _names_a_piece(arguments.study) else f"{arguments.study}:study")
-    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
     if arguments.dry_run:
-        print(estimate(study, arguments.out, arguments.episodes).words(workers))
+        print(estimate(study, arguments.out, arguments.episodes).words(_workers(arguments)))
         return
     found = sweep(
         study,
-        _engine(arguments, workers),
+        engine_of(arguments, arguments.out / "logs"),
         arguments.out,
         pieces=tuple(map(_absolute, pieces)),
         episodes=arguments.episodes,
@@ -398,8 +397,8 @@ def _absolute(reference: str) -> str:
     return str(Path(reference).absolute()) if reference.endswith(".py") else reference
 
 
-def _engine(arguments: "Sweep", workers: int) -> Engine:
-    logs = arguments.out / "logs"
+def engine_of(arguments: "OnEngine", logs: Path) -> Engine:
+    """The engine that the command line asks for; what the runs print goes to `logs`."""
     for name, value, engine in (
         ("address", arguments.address, "ray"),
         ("cluster", arguments.cluster, "submitit"),
@@ -407,12 +406,17 @@ def _engine(arguments: "Sweep", workers: int) -> Engine:
     ):
         if value is not None and arguments.engine != engine:
             raise ValueError(f"--{name} belongs to --engine {engine}, not to {arguments.engine}")
+    workers = _workers(arguments)
     if arguments.engine == "ray":
         return Ray(workers, arguments.threads, arguments.address)
     if arguments.engine == "submitit":
         options = dict(_option(word) for word in arguments.option)
         return Submitit(logs, workers, arguments.threads, arguments.cluster, options)
     return Local(workers, arguments.threads, logs)
+
+
+def _workers(arguments: "OnEngine") -> int:
+    return (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
 
 
 def _option(word: str) -> tuple[str, int | str]:
