@@ -377,6 +377,7 @@ def sweep_study(arguments: "Sweep") -> None:
         engine_of(arguments, arguments.out / "logs"),
         arguments.out,
         pieces=tuple(map(_absolute, pieces)),
+        measure=getattr(study, "measure", None),
         episodes=arguments.episodes,
         retries=arguments.retries,
     )

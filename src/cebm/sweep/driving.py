@@ -27,18 +27,19 @@ def sweep(
     out: str | Path,
     *,
     pieces: Sequence[str] = (),
-    measure: Callable[[Path], dict[str, Any]] | None = None,
+    measure: Callable[[Path], dict[str, Any]] | str | None = None,
     episodes: int = EPISODES,
     retries: int = 2,
     progress: bool = True,
 ) -> list[Record]:
     """Runs a study in the folder `out` and returns the records of its runs. Runs that have a record are not repeated,
-    others go on where they were stopped. `measure` finds the numbers of a finished run, from its directory; by default
-    they are those of `cebm eval`. A TaskError names the runs that failed `retries` + 1 times; all others are finished.
+    others go on where they were stopped. `measure` (a function, or its name as `module:function`) finds the numbers of
+    a finished run, from its directory; by default they are those of `cebm eval`. A TaskError names the runs that failed
+    `retries` + 1 times; all others are finished.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    measured_by = None if measure is None else _name_of(measure)
+    measured_by = measure if measure is None or isinstance(measure, str) else _name_of(measure)
     failed: dict[str, str] = {}
     with locked(folder, "study"), closing(engine):
         while True:
