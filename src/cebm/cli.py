@@ -69,12 +69,16 @@ class Bench:
 
 @dataclass(frozen=True)
 class Demos:
-    """Writes demonstrations of a task's expert."""
+    """Writes demonstrations of a task's expert, or those that others recorded in it."""
 
     task: tyro.conf.Positional[str]
-    """The task: particle (two goals to visit, one after the other), or your own as FILE.py:NAME or MODULE:NAME."""
+    """The task: particle (two goals to visit, one after the other), push-t (or push-t:state, push-t:pixels), or your
+    own as FILE.py:NAME or MODULE:NAME."""
     out: Path
     """An `.npz` file, or a folder of memory-mapped arrays."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Convert recordings of others instead of asking an expert. For push-t: the human demonstrations of Chi et al., a
+    Zarr directory or an `.npz` with the same arrays."""
     episodes: int = 300
     """Episodes to demonstrate."""
     seed: int = 0
