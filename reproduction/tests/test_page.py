@@ -225,7 +225,10 @@ def test_a_failed_task_is_one_line(
         main(["reproduce", "integral", "--scale", "smoke", "--seeds", "1"])
     printed = capsys.readouterr().err.splitlines()
     assert caught.value.code == 1
-    assert printed[-1].startswith("cebm: 1 failed") and "integral-smoke-0: loss is nan, at step 3" in printed[-1]
+    assert (
+        printed[-1].startswith("cebm: 1 failed")
+        and "integral-smoke-0: ReproductionError: loss is nan, at step 3" in printed[-1]
+    )
     assert sum(line.startswith("cebm:") for line in printed) == 1 and "Traceback" not in "".join(printed)
     assert "loss is nan, at step 3 (see runs/reproduce/logs)" in Path("results/failures.txt").read_text()
 
