@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import slurm
 from cebm.cli import main
 from cebm.composition import vary
 from cebm.engines import Engine, Local, Submitit, TaskError, drive
@@ -286,10 +287,44 @@ def test_kills_lose_nothing(kills: int, undisturbed: Path, tmp_path: Path) -> No
 @pytest.mark.skipif(not have("submitit"), reason="needs the extra submitit")
 @pytest.mark.parametrize("cluster", ["debug", pytest.param("local", marks=pytest.mark.slow)])
 def test_submitit_gives_the_same(cluster: str, undisturbed: Path, tmp_path: Path) -> None:
-    """No SLURM is here: its executor's debug mode runs in this process, `local` in processes of its own."""
+    """Without SLURM: its executor's debug mode runs in this process, `local` in processes of its own."""
     engine: Engine = Submitit(tmp_path / "logs", 2, cluster=cluster)
     sweep(small(), engine, tmp_path / "out", episodes=3, progress=False)
     assert comparable(tmp_path / "out") == comparable(undisturbed)
+
+
+@pytest.fixture
+def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A SLURM of this machine, in folders of its own."""
+    (tmp_path / "slurm").mkdir()
+    with slurm.running(tmp_path / "slurm") as configuration:
+        monkeypatch.setenv("SLURM_CONF", str(configuration))
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not have("submitit"), reason="needs the extra submitit")
+@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "SLURM is here")
+def test_slurm_gives_the_same_though_a_job_is_killed(
+    on_slurm: None, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This SLURM keeps no accounts, so that nobody but its queue knows of the job that is gone."""
+    monkeypatch.setattr("cebm.engines.GRACE", 3.0)
+    engine = Submitit(tmp_path / "logs", 2)
+    assert engine._executor.cluster == "slurm"
+    submit, killed = engine.submit, []
+
+    def killing(task: tuple[str, ...]) -> Any:
+        job = submit(task)
+        if not killed:
+            killed.append(job.job_id)
+            subprocess.run(["scancel", "--signal=KILL", "--full", job.job_id], check=True)
+            subprocess.run(["scancel", job.job_id], check=True)
+        return job
+
+    monkeypatch.setattr(engine, "submit", killing)
+    sweep(small(), engine, tmp_path / "out", episodes=3, progress=False)
+    assert killed and comparable(tmp_path / "out") == comparable(undisturbed)
 
 
 @pytest.mark.slow
