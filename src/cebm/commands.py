@@ -323,7 +323,7 @@ def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> T
     if arguments.env is not None:
         return Gym(arguments.env)
     if arguments.task is not None:
-        dim = {"dim": policy.act_box.dim // policy.horizon} if arguments.task == "particle" else {}
+        dim = {"dim": policy.columns[1]} if arguments.task == "particle" else {}
         return named_task(arguments.task, dim)
     task = None if job is None else _task_of(job)
     if task is None:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,7 +183,7 @@ def train(
         trainer.rehearse()
     except FloatingPointError as error:
         raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
-    record = _run_record(job, material, group)
+    record = _run_record(job, material, group, trainer.notes)
     with ExitStack() as stack:
         with group.together():
             if group.first:
@@ -246,7 +246,7 @@ def resume(
         with group.together():
             if changed and group.first:
                 with _writing(where):
-                    write_document(where / "run.json", _run_record(job, material, group))
+                    write_document(where / "run.json", _run_record(job, material, group, trainer.notes))
         return _loop(job, trainer, material, best, rows, where, listen)
 
 
@@ -281,6 +281,7 @@ def load_job(directory: str | Path) -> Job:
     stored = read_record(directory)["job"]
     if stored.get("type") == "Job":
         stored = legacy.job(stored, str(path))
+    stored = legacy.with_learned_constants(stored)
     return from_json(stored, Job, str(path))
 
 
@@ -587,7 +588,7 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and dirty else commit or None
 
 
-def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str, Any]:
+def _run_record(job: Job, material: Material, group: Group = ALONE, units: Sequence[str] = ()) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
@@ -596,4 +597,5 @@ def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str,
         "threads": torch.get_num_threads(),
         "processes": group.size,
         "data": material.fingerprint(),
+        "units": list(units),
     }
