@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, make_dataclass, replace
@@ -17,6 +18,7 @@ from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
+from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
 from cebm.progress import ProgressBar, TensorBoard, measured
@@ -304,17 +306,31 @@ def evaluate_run(arguments: "Eval") -> None:
         seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
         max_steps=arguments.max_steps,
         warm_start=arguments.warm_start,
+        workers=arguments.workers,
+        film=() if arguments.video is None else tuple(i for i in arguments.film if i < arguments.episodes),
         **{name: value for name, value in effort.items() if value is not None},
     )
-    summary = {"task": task.name, "metric": task.metric, **result.summary()}
+    metric = arguments.metric or task.metric
+    summary = {"task": task.name, "metric": metric, **result.summary(), **_interval(result, metric)}
     # First of all the result: the disk may be full.
-    print(json.dumps(summary) if arguments.json else sentence(result, task.metric), flush=True)
+    print(json.dumps(summary) if arguments.json else sentence(result, metric), flush=True)
+    if arguments.video is not None:
+        for index, frames in result.frames.items():
+            print(write_film(frames, arguments.video / f"episode-{index}"), file=sys.stderr)
     if is_run:
         try:
             result.write_csv(where / "evaluation.csv")
             write_document(where / "evaluation.json", summary)
         except OSError as error:
             raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
+
+
+def _interval(result: Evaluation, metric: str) -> dict[str, Any]:
+    """The ends of the metric's 95 % interval; none where all episodes have one number together."""
+    if metric in result.overall:
+        return {}
+    found = result.interval(metric)
+    return {f"{metric}_low": found.to_json()[1], f"{metric}_high": found.to_json()[2]}
 
 
 def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> Task:
@@ -344,6 +360,9 @@ def sentence(result: Evaluation, metric: str = "success") -> str:
     """The summary for people."""
     summary = result.summary()
     words = [measured(summary, metric)] if measured(summary, metric) else []
+    if metric != "success" and metric not in result.overall and result.episodes > 1:
+        found = result.interval(metric)
+        words.append(f"[{found.low:.4g}, {found.high:.4g}]")
     successes = "" if result.successes is None else f"{result.successes}/"
     words.append(f"({successes}{result.episodes} episodes)")
     words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cebm.composition import built, modules_in, vary
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.distributed import ALONE, Group
-from cebm.information import SaturatedBoundWarning, info_nce_bound
+from cebm.information import SaturatedBoundWarning, energy_score, info_nce_bound
 from cebm.losses import info_nce
 from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
@@ -249,8 +249,11 @@ class Trainer:
             **bounds,
         )
 
-    def validate(self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256) -> dict[str, float]:
-        """Action errors on training and validation pairs, and the bound on mutual information on the latter.
+    def validate(
+        self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256, draws: int = 0
+    ) -> dict[str, float]:
+        """Action errors on training and validation pairs, and on the latter the bound on mutual information and, with
+        `draws` per pair (two or more), the energy score of what the policy draws, in normalised units.
 
         The bound takes the other examples' actions as negatives whatever the trial trains with: only independent
         samples of the marginal make it a bound. It says nothing where it is below 0, which is then logged as 0.
@@ -264,6 +267,11 @@ class Trainer:
             pair = (torch.from_numpy(np.asarray(each, np.float64)) for each in (chosen, actions))
             result[f"{name}_action_error"] = float(np.linalg.norm(self.units.difference(*pair).numpy(), axis=1).mean())
         inputs, targets = self._normalised(self.validation, rows)
+        if draws:
+            generator = torch.Generator(self.device).manual_seed(self.seed)  # the same numbers for every checkpoint
+            drawn = policy.act(np.repeat(obs, draws, 0), candidates=candidates, generator=generator)
+            units = self.act_box.normalise(torch.from_numpy(drawn).to(self.device)).to(targets)
+            result["validation_energy_score"] = float(energy_score(units.unflatten(0, (-1, draws)), targets).mean())
         count = len(rows)
         if count > 1:
             with torch.no_grad():
