@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cebm.composition import built, modules_in, vary
 from cebm.demonstrations import Demonstrations, Windows
+from cebm.demonstrations.large import fitted_rows
 from cebm.distributed import ALONE, Group
 from cebm.information import SaturatedBoundWarning, info_nce_bound
 from cebm.losses import info_nce
@@ -104,8 +105,8 @@ class Trainer:
         inputs = trial.inputs
         self.training = training.windows(inputs.history, inputs.horizon)
         self.validation = validation.windows(inputs.history, inputs.horizon)
-        self.obs_box = Box.fit(training.obs, inputs.obs_scaling).tiled(inputs.history).to(self.device)
-        self.act_box = Box.fit(training.actions).tiled(inputs.horizon).to(self.device)
+        self.obs_box = Box.fit(fitted_rows(training.obs), inputs.obs_scaling).tiled(inputs.history).to(self.device)
+        self.act_box = Box.fit(fitted_rows(training.actions)).tiled(inputs.horizon).to(self.device)
         self.spec = inputs.specification(training.parts, training.act_dim)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
@@ -117,7 +118,7 @@ class Trainer:
         self._order: tuple[int, np.ndarray, Tensor] | None = None
         # Small sets live on the device, normalised; large ones stay on disk and are gathered batch by batch.
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
-        self._resident = self._normalised(self.training, slice(None)) if small else None
+        self._resident = self._all_normalised(self.training) if small else None
         self._learning_rate()  # a schedule that cannot be followed says so now
 
     @property
@@ -330,6 +331,15 @@ class Trainer:
         """In float32, after the centre is taken off in the data's own precision."""
         obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for part in windows[rows])
         return self.obs_box.normalise(obs).float(), self.act_box.normalise(actions).float()
+
+    def _all_normalised(self, windows: Windows) -> tuple[Tensor, Tensor]:
+        """Every pair, filled in block by block: no second copy of all of them, in a wider type, is ever made."""
+        obs = torch.empty(len(windows), windows.obs_dim, device=self.device)
+        actions = torch.empty(len(windows), windows.act_dim, device=self.device)
+        for begin in range(0, len(windows), 1 << 14):
+            rows = slice(begin, begin + (1 << 14))
+            obs[rows], actions[rows] = self._normalised(windows, rows)
+        return obs, actions
 
     @contextmanager
     def _global_randomness(self) -> Iterator[None]:

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cebm.demonstrations.checks import DemonstrationError
+from cebm.demonstrations.checks import DemonstrationError, Matrix
+from cebm.demonstrations.large import save_npy
 from cebm.parts import Part, parts_to_json
 
 FORMAT = "cebm.demonstrations"
@@ -51,7 +52,7 @@ def check_target(target: Path) -> None:
 
 def write(
     target: Path,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Matrix],
     metadata: Mapping[str, Any],
     parts: Mapping[str, tuple[Part, ...]] = MappingProxyType({}),
 ) -> None:
@@ -123,7 +124,7 @@ class _Checksum:
     def __init__(self) -> None:
         self.crc32 = 0
 
-    def write(self, block: bytes) -> int:
+    def write(self, block: bytes | memoryview) -> int:
         self.crc32 = zlib.crc32(block, self.crc32)
         return len(block)
 
@@ -131,15 +132,15 @@ class _Checksum:
         return f"{self.crc32:08x}"
 
 
-def _write_array(directory: Path, key: str, array: np.ndarray) -> dict[str, str]:
+def _write_array(directory: Path, key: str, array: Matrix) -> dict[str, str]:
     """Writes a `.npy` file and returns its entry in the header.
 
     The checksum is part of the file's name, so a new array never replaces one that a reader has open.
     """
     checksum = _Checksum()
-    np.save(checksum, array, allow_pickle=False)
+    save_npy(checksum, array)
     name = f"{key}-{checksum}.npy"
-    _replace(directory / name, lambda file: np.save(file, array, allow_pickle=False))
+    _replace(directory / name, lambda file: save_npy(file, array))
     return {"file": name, "crc32": str(checksum)}
 
 
