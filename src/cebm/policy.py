@@ -24,6 +24,7 @@ from cebm import __version__
 from cebm.acting import Acting, Found, Problem, Search
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
+from cebm.named import flat_observation
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import Box, Specification, check_finite, usable_device
 from cebm.storage import load_bundle, save_bundle, take
@@ -161,13 +162,14 @@ class EnergyPolicy:
         previous: Any = None,
         generator: torch.Generator | None = None,
     ) -> Array:
-        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list or a row of a table.
-        A tensor in gives a tensor out, anything else a numpy array.
+        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list, a row of a table, or
+        a dictionary of the parts by their names. A tensor in gives a tensor out, anything else a numpy array.
 
         `candidates` and `steps` set the effort, or `budget_ms` does: as many candidates as fit the time.
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
+        obs = flat_observation(obs, self.specification)
         found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self._units(_taken(found))
         if np.ndim(obs) == 1:
@@ -185,6 +187,7 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
+        obs = flat_observation(obs, self.specification)
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
@@ -213,7 +216,7 @@ class EnergyPolicy:
         everything: bool = False,
     ) -> Problem:
         """What `acting.search` gets for these observations, encoded."""
-        inputs = self._inputs(obs, "obs", self.obs_box)
+        inputs = self._inputs(flat_observation(obs, self.specification), "obs", self.obs_box)
         before = None if previous is None else self._inputs(previous, "previous", self.act_box)
         if before is not None and len(before) != len(inputs):
             raise ValueError(f"previous has {len(before)} rows, obs has {len(inputs)}")
@@ -268,7 +271,7 @@ class EnergyPolicy:
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
-        self._inputs(obs, "obs", self.obs_box)
+        self._inputs(flat_observation(obs, self.specification), "obs", self.obs_box)
 
     def _found(
         self,
@@ -495,8 +498,10 @@ class Runner:
         self._last: np.ndarray | None = None
 
     def act(self, obs: Any) -> np.ndarray:
-        """The next action of every episode [batch, act], or of one, for one observation [obs]. An observation that is
-        refused leaves the runner as it was."""
+        """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
+        its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
+        spec = getattr(self.policy, "specification", None)
+        obs = obs if spec is None else flat_observation(obs, spec, history=1)
         # A copy: environments may write the next observation into the same array.
         seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
         single = seen.ndim == 1

@@ -8,5 +8,6 @@ Neither form holds a pickle, and both have checksums. Files of other programs ar
 from cebm.demonstrations.checks import DemonstrationError
 from cebm.demonstrations.episodes import Demonstrations, Windows
 from cebm.demonstrations.files import FORMAT, VERSION
+from cebm.demonstrations.readers import open_demonstrations
 
-__all__ = ["FORMAT", "VERSION", "DemonstrationError", "Demonstrations", "Windows"]
+__all__ = ["FORMAT", "VERSION", "DemonstrationError", "Demonstrations", "Windows", "open_demonstrations"]

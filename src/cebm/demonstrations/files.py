@@ -171,9 +171,7 @@ def _read_npz(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], list[n
         except DemonstrationError:
             raise
         except Exception as error:  # damaged bytes can fail anywhere in zipfile, zlib or numpy
-            raise DemonstrationError(
-                f"{source}: not a readable .npz, truncated or damaged ({type(error).__name__}: {error})"
-            ) from error
+            raise _unreadable(source, error) from error
 
 
 def _read_archive(
@@ -289,15 +287,21 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
     path = directory / name
     if name != path.name:
         raise DemonstrationError(f"{directory / 'header.json'}: {name!r} is not a file of this directory")
+    return map_npy(path, entry["crc32"])
+
+
+def map_npy(path: Path, crc32: str | None = None) -> np.ndarray:
+    """Maps a `.npy` file into memory, after comparing its checksum, where one is given, and its size."""
     checksum = _Checksum()
     try:
         with path.open("rb") as file:
-            shutil.copyfileobj(file, checksum, _CHUNK)
-            if str(checksum) != entry["crc32"]:
-                raise DemonstrationError(
-                    f"{path}: truncated or damaged, its checksum differs from the one in the header"
-                )
-            size = file.tell()
+            if crc32 is not None:
+                shutil.copyfileobj(file, checksum, _CHUNK)
+                if str(checksum) != crc32:
+                    raise DemonstrationError(
+                        f"{path}: truncated or damaged, its checksum differs from the one in the header"
+                    )
+            size = file.seek(0, os.SEEK_END)
             file.seek(0)
             _check_size(file.read, size, "the array", path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -307,3 +311,17 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
         raise DemonstrationError(f"{path}: the file is missing") from error
     except Exception as error:  # numpy's parser raises many types on damaged bytes
         raise DemonstrationError(f"{path}: cannot read the array ({type(error).__name__}: {error})") from error
+
+
+def read_members(source: Path) -> list[str]:
+    """Names of the arrays of an `.npz`."""
+    with source.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        except Exception as error:  # damaged bytes can fail anywhere in zipfile
+            raise _unreadable(source, error) from error
+
+
+def _unreadable(source: Path, error: Exception) -> DemonstrationError:
+    return DemonstrationError(f"{source}: not a readable .npz, truncated or damaged ({type(error).__name__}: {error})")
