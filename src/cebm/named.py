@@ -21,8 +21,8 @@ def flat_observation(values: Any, spec: Specification, history: int | None = Non
     """
     if not isinstance(values, Mapping):
         return values
-    frames = (spec.history,) if history is None else (history,)
-    frames = frames if frames[0] > 1 else ()
+    length = spec.history if history is None else history
+    frames = (length,) if length > 1 else ()
     found = list(_given(values, spec.parts))
     arrays = [_numbers(part.name, value) for part, value in found]
     batches = [_batches(part, array, frames) for (part, _), array in zip(found, arrays, strict=True)]
@@ -30,7 +30,8 @@ def flat_observation(values: Any, spec: Specification, history: int | None = Non
     if not common:
         shapes = ", ".join(f"{part.name} {tuple(array.shape)}" for (part, _), array in zip(found, arrays, strict=True))
         raise ValueError(f"obs: the parts do not agree whether and how many observations there are ({shapes})")
-    batch = min(common, key=len)
+    # A shape that is exactly a part's own comes first among what it can mean.
+    batch = min(common, key=lambda each: (sum(meant.index(each) for meant in batches), len(each)))
     lead = batch + (frames or (1,))
     if any(isinstance(array, Tensor) for array in arrays):
         first = next(array for array in arrays if isinstance(array, Tensor))
@@ -86,6 +87,8 @@ def _numbers(name: str, value: Any) -> Any:
     except ValueError as error:
         raise ValueError(f"obs: part {name!r} is ragged: {error}") from error
     if array.dtype.kind == "O":
+        if value is None:
+            raise ValueError(f"obs: part {name!r} must be numbers, got None")
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError) as error:
@@ -107,8 +110,7 @@ def _batches(part: Part, array: Any, frames: tuple[int, ...]) -> list[tuple[int,
             found.append(lead)
     if not found:
         axes = ["history", *map(str, part.shape)] if frames else list(map(str, part.shape))
-        raise ValueError(
-            f"obs: part {part.name!r} has shape {shape}, expected [{', '.join(axes)}] or [{', '.join(['batch', *axes])}]"
-            + (f" with a history of {frames[0]}" if frames else "")
-        )
+        expected = f"[{', '.join(axes)}] or [{', '.join(['batch', *axes])}]"
+        about = f", where history is {frames[0]}" if frames else ""
+        raise ValueError(f"obs: part {part.name!r} has shape {shape}, expected {expected}{about}")
     return found

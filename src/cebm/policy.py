@@ -162,8 +162,8 @@ class EnergyPolicy:
         previous: Any = None,
         generator: torch.Generator | None = None,
     ) -> Array:
-        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list, a row of a table, or
-        a dictionary of the parts by their names. A tensor in gives a tensor out, anything else a numpy array.
+        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list, a row of a table,
+        or a dictionary of named parts. A tensor in gives a tensor out, anything else a numpy array.
 
         `candidates` and `steps` set the effort, or `budget_ms` does: as many candidates as fit the time.
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`

@@ -145,13 +145,17 @@ def _parsed(
         for place, (column, name) in enumerate(zip(places, names, strict=True)):
             text = cells[column].strip()
             try:
-                rows[index, place] = (
-                    {"true": 1.0, "false": 0.0}.get(text.lower()) if text[:1] in "TtFf" else float(text)
-                )
-            except (ValueError, TypeError) as error:
+                rows[index, place] = _number(text)
+            except ValueError as error:
                 what = f"{text!r}, expected a number" if text else "empty, so the value is missing"
                 raise wanted.error(f"{where}: column {name!r} is {what}") from error
     return rows
+
+
+def _number(text: str) -> float:
+    """A number, or 1 and 0 for True and False."""
+    known = {"true": 1.0, "false": 0.0}.get(text.lower())
+    return float(text) if known is None else known
 
 
 def _marks(path: Path, delimiter: str, place: int, wanted: Wanted) -> np.ndarray:
