@@ -102,6 +102,31 @@ class Demos:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Looks into demonstrations of any format (inspect), or writes them in cebm's own (convert). docs/data.md."""
+
+    what: tyro.conf.Positional[Literal["inspect", "convert"]]
+    """inspect: episodes, lengths, ranges, and what looks wrong. convert: reads PATH and writes OUT."""
+    path: tyro.conf.Positional[Path]
+    """A file or folder; its content tells the format."""
+    out: tyro.conf.Positional[Path | None] = None
+    """Of convert: an `.npz` file, or a folder of memory-mapped arrays."""
+    data_obs: tuple[str, ...] = ()
+    """Arrays or columns that are observations: names, patterns, or NAME=PATTERN; by default the usual."""
+    data_action: tuple[str, ...] = ()
+    """Those that are actions."""
+    data_episodes: tuple[str, ...] = ()
+    """What tells where episodes end: ends, lengths, an id per step, flags of the last step; or `one`, `each`."""
+    json: bool = False
+    """Print what inspect finds as one JSON object."""
+
+    def __call__(self) -> None:
+        from cebm.data_commands import data_command
+
+        data_command(self)
+
+
+@dataclass(frozen=True)
 class Train:
     """Trains a recipe: `cebm train TRIAL …`, `cebm train FILE.py:NAME …`, or `cebm train --resume RUN`. `cebm train
     --help` lists the trials, `cebm train TRIAL --help` every setting."""
@@ -257,6 +282,7 @@ def from_checkout(name: str) -> Any:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demos": Demos,
+    "data": Data,
     "train": Train,
     "eval": Eval,
     "report": Report,

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,9 +21,9 @@ from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
-from cebm.progress import ProgressBar, TensorBoard, measured
+from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, resume, train
+from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
@@ -134,7 +134,8 @@ class RunArguments:
     out: Path | None = None
     """The run directory; by default runs/TRIAL-SEED."""
     data: Path | None = None
-    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them. By default the task's expert gives them."""
+    """Demonstrations: cebm's own, .npz, .npy, CSV, Parquet, HDF5, Zarr, Minari or LeRobot (docs/data.md). By default
+    the task's expert gives them."""
     task: str | None = None
     """Where the policy is rolled out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By
     default the task that the data name, and particle without data."""
@@ -226,7 +227,8 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         with group_of_environment(job.device) as group:
             with group.together():
                 check_new(out)  # before an expert's long work
-                material = material_of(job)
+                with share_bar("reading") if group.first else nullcontext(lambda share: None) as listen_reading:
+                    material = material_of(job, listen_reading)
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
@@ -351,9 +353,7 @@ def _task_of(job: Job) -> Task | None:
     """The job's task, or the one that the header of its data names."""
     if job.task is not None or job.data is None:
         return job.task
-    from cebm.demonstrations import Demonstrations
-
-    return task_of(Demonstrations.load(job.data).metadata)
+    return task_of(demonstrations_of(job, job.data).metadata)
 
 
 def sentence(result: Evaluation, metric: str = "success") -> str:

@@ -24,6 +24,7 @@ from cebm import __version__
 from cebm.acting import Acting, Found, Problem, Search
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
+from cebm.named import flat_observation
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import Box, Specification, check_finite, usable_device
 from cebm.storage import load_bundle, save_bundle, take
@@ -182,13 +183,14 @@ class EnergyPolicy:
         previous: Any = None,
         generator: torch.Generator | None = None,
     ) -> Array:
-        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list or a row of a table.
-        A tensor in gives a tensor out, anything else a numpy array.
+        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list, a row of a table,
+        or a dictionary of named parts. A tensor in gives a tensor out, anything else a numpy array.
 
         `candidates` and `steps` set the effort, or `budget_ms` does: as many candidates as fit the time.
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
+        obs = flat_observation(obs, self.specification)
         found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self.actions(_taken(found).unsqueeze(1), obs)[:, 0]
         if np.ndim(obs) == 1:
@@ -206,6 +208,7 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
+        obs = flat_observation(obs, self.specification)
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
@@ -234,7 +237,7 @@ class EnergyPolicy:
         everything: bool = False,
     ) -> Problem:
         """What `acting.search` gets for these observations, encoded."""
-        rows = self._rows(obs, "obs", self.units.obs_dim)
+        rows = self._observed(obs)
         inputs = self._checked(self.units.inputs(rows), rows, "obs")
         before = None
         if previous is not None:
@@ -294,14 +297,14 @@ class EnergyPolicy:
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
-        rows = self._rows(obs, "obs", self.units.obs_dim)
+        rows = self._observed(obs)
         self._checked(self.units.inputs(rows), rows, "obs")
 
     def actions(
         self, normalised: Float[Tensor, "batch samples inside"], obs: Any
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
-        rows = self._rows(obs, "obs", self.units.obs_dim)
+        rows = self._observed(obs)
         return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(
@@ -331,6 +334,10 @@ class EnergyPolicy:
                 row = int((~(chosen < torch.inf)).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         return found, chosen
+
+    def _observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
+        """Raw observations, given as rows or by the names of their parts."""
+        return self._rows(flat_observation(obs, self.specification), "obs", self.units.obs_dim)
 
     def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
         """[dim] or [batch, dim] of any kind of number, to raw [batch, dim] on the policy's device, in the dtype of the
@@ -540,8 +547,10 @@ class Runner:
         self._last: np.ndarray | None = None
 
     def act(self, obs: Any) -> np.ndarray:
-        """The next action of every episode [batch, act], or of one, for one observation [obs]. An observation that is
-        refused leaves the runner as it was."""
+        """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
+        its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
+        spec = getattr(self.policy, "specification", None)
+        obs = obs if spec is None else flat_observation(obs, spec, history=1)
         # A copy: environments may write the next observation into the same array.
         seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
         single = seen.ndim == 1

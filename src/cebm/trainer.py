@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -128,7 +128,7 @@ class Trainer:
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
         self._varied = bool(self._jitter) or inputs.padding == "mask"
         gather = self._raw if self._varied else self._normalised
-        self._resident = gather(self.training, slice(None)) if small else None
+        self._resident = self._all(gather) if small else None
         self._learning_rate()  # a schedule that cannot be followed says so now
 
     @property
@@ -384,6 +384,20 @@ class Trainer:
         check_finite(obs, "values")
         check_finite(actions, "values")
         return self.units.inputs(obs).float(), self.units.targets(actions, obs).float()
+
+    def _all(self, gather: Callable[[Windows, Any], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Every pair, filled in block by block: no second copy of all of them, in a wider type, is ever made."""
+        whole: tuple[Tensor, Tensor] | None = None
+        for begin in range(0, len(self.training), 1 << 14):
+            rows = slice(begin, begin + (1 << 14))
+            parts = gather(self.training, rows)
+            if whole is None:
+                whole = tuple(part.new_empty(len(self.training), *part.shape[1:]) for part in parts)  # type: ignore[assignment]
+            for all_of_it, part in zip(whole, parts, strict=True):  # type: ignore[arg-type]
+                all_of_it[rows] = part
+        if whole is None:
+            raise ValueError("there are no windows to train on")
+        return whole
 
     @contextmanager
     def _global_randomness(self) -> Iterator[None]:
