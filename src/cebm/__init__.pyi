@@ -10,6 +10,7 @@ from cebm.certificate import certify as certify
 from cebm.composition import vary as vary
 from cebm.demonstrations import DemonstrationError as DemonstrationError
 from cebm.demonstrations import Demonstrations as Demonstrations
+from cebm.demonstrations import open_demonstrations as open_demonstrations
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,17 +21,17 @@ from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
-from cebm.progress import ProgressBar, TensorBoard, measured
+from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
 from cebm.protocols import PROTOCOLS, measure, to_document, words
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, resume, train
+from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
 from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, Sweep
+    from cebm.cli import Certify, Demos, Eval, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -135,7 +135,8 @@ class RunArguments:
     out: Path | None = None
     """The run directory; by default runs/TRIAL-SEED."""
     data: Path | None = None
-    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them. By default the task's expert gives them."""
+    """Demonstrations: cebm's own, .npz, .npy, CSV, Parquet, HDF5, Zarr, Minari or LeRobot (docs/data.md). By default
+    the task's expert gives them."""
     task: str | None = None
     """Where the policy is rolled out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By
     default the task that the data name, and particle without data."""
@@ -227,7 +228,8 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         with group_of_environment(job.device) as group:
             with group.together():
                 check_new(out)  # before an expert's long work
-                material = material_of(job)
+                with share_bar("reading") if group.first else nullcontext(lambda share: None) as listen_reading:
+                    material = material_of(job, listen_reading)
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
@@ -370,7 +372,7 @@ def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> T
     if arguments.env is not None:
         return Gym(arguments.env)
     if arguments.task is not None:
-        dim = {"dim": policy.act_box.dim // policy.horizon} if arguments.task == "particle" else {}
+        dim = {"dim": policy.columns[1]} if arguments.task == "particle" else {}
         return named_task(arguments.task, dim)
     task = None if job is None else _task_of(job)
     if task is None:
@@ -382,9 +384,7 @@ def _task_of(job: Job) -> Task | None:
     """The job's task, or the one that the header of its data names."""
     if job.task is not None or job.data is None:
         return job.task
-    from cebm.demonstrations import Demonstrations
-
-    return task_of(Demonstrations.load(job.data).metadata)
+    return task_of(demonstrations_of(job, job.data).metadata)
 
 
 def sentence(result: Evaluation, metric: str = "success") -> str:
@@ -426,15 +426,15 @@ def sweep_study(arguments: "Sweep") -> None:
     pieces = (_module_of(arguments.study), *arguments.with_)
     import_pieces(arguments.with_)
     study = find_piece(arguments.study if _names_a_piece(arguments.study) else f"{arguments.study}:study")
-    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
     if arguments.dry_run:
-        print(estimate(study, arguments.out, arguments.episodes).words(workers))
+        print(estimate(study, arguments.out, arguments.episodes).words(_workers(arguments)))
         return
     found = sweep(
         study,
-        _engine(arguments, workers),
+        engine_of(arguments, arguments.out / "logs"),
         arguments.out,
         pieces=tuple(map(_absolute, pieces)),
+        measure=getattr(study, "measure", None),
         episodes=arguments.episodes,
         retries=arguments.retries,
     )
@@ -455,8 +455,8 @@ def _absolute(reference: str) -> str:
     return str(Path(reference).absolute()) if reference.endswith(".py") else reference
 
 
-def _engine(arguments: "Sweep", workers: int) -> Engine:
-    logs = arguments.out / "logs"
+def engine_of(arguments: "OnEngine", logs: Path) -> Engine:
+    """The engine that the command line asks for; what the runs print goes to `logs`."""
     for name, value, engine in (
         ("address", arguments.address, "ray"),
         ("cluster", arguments.cluster, "submitit"),
@@ -464,12 +464,17 @@ def _engine(arguments: "Sweep", workers: int) -> Engine:
     ):
         if value is not None and arguments.engine != engine:
             raise ValueError(f"--{name} belongs to --engine {engine}, not to {arguments.engine}")
+    workers = _workers(arguments)
     if arguments.engine == "ray":
         return Ray(workers, arguments.threads, arguments.address)
     if arguments.engine == "submitit":
         options = dict(_option(word) for word in arguments.option)
         return Submitit(logs, workers, arguments.threads, arguments.cluster, options)
     return Local(workers, arguments.threads, logs)
+
+
+def _workers(arguments: "OnEngine") -> int:
+    return (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
 
 
 def _option(word: str) -> tuple[str, int | str]:

@@ -193,9 +193,8 @@ def actor_of(policy: Any, seed: int, **runner: Any) -> Actor:
 
 def _sizes(policy: Any) -> tuple[int, int] | None:
     """Columns of one observation and of one action; None where the policy does not tell."""
-    if all(hasattr(policy, name) for name in ("obs_box", "act_box", "history", "horizon")):
-        return policy.obs_box.dim // policy.history, policy.act_box.dim // policy.horizon
-    return None
+    columns: tuple[int, int] | None = getattr(policy, "columns", None)
+    return columns
 
 
 def _action_ms(actor: Actor, obs: np.ndarray) -> float:
