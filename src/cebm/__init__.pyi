@@ -32,6 +32,7 @@ from cebm.energies import WeightedSum as WeightedSum
 from cebm.evaluation import Evaluation as Evaluation
 from cebm.evaluation import evaluate as evaluate
 from cebm.evaluation import wilson_interval as wilson_interval
+from cebm.learning import fit as fit
 from cebm.negatives import GaussianMixture as GaussianMixture
 from cebm.negatives import InBatch as InBatch
 from cebm.negatives import LongChain as LongChain
@@ -98,6 +99,5 @@ from cebm.tasks import PushT as PushT
 from cebm.tasks import Task as Task
 from cebm.tasks import collect_particle as collect_particle
 from cebm.trainer import Trainer as Trainer
-from cebm.trainer import fit as fit
 
 __version__: str
