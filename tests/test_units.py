@@ -73,6 +73,11 @@ def test_some_columns_may_be_relative_and_others_not(generator):
     features = units.features(actions, obs)
     torch.testing.assert_close(features, actions - torch.stack([torch.zeros(len(obs)), obs[:, 2]], 1))
     assert plain.conversion.plain
+    units, _ = units_of(generator, relative=Relative(0, 0))
+    assert units.conversion.origins == (0, -1)
+    torch.testing.assert_close(units.features(actions, obs)[:, 1], actions[:, 1])
+    units, _ = units_of(generator, relative=Relative(1, 0))
+    torch.testing.assert_close(units.features(actions, obs), actions - obs[:, [0, 0]] * torch.tensor([0, 1]))
 
 
 def test_limits_of_relative_actions_move_with_the_observation(generator):
@@ -144,7 +149,7 @@ def test_a_run_with_relative_actions_resumes_bit_for_bit(generator, tmp_path):
     losses = [[row["loss"] for row in each.metrics if row["kind"] == "train"] for each in (whole, again)]
     assert losses[0][-3:] == losses[1][-3:] and len(losses[0]) == 6
     record = json.loads((tmp_path / "whole" / "run.json").read_text())
-    assert any("relative to obs column 0" in line for line in record["units"])
+    assert any("relative to obs columns 0, 1" in line for line in record["units"])
 
 
 def test_relative_actions_generalise_to_where_no_demonstration_was(generator):

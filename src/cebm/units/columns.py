@@ -79,6 +79,15 @@ class Layout:
         names = [name for name, indices in self.names.items() if indices == (column,)]
         return f"{self.what} column {column}" + (f" ({names[0]})" if names else "")
 
+    def listed(self, columns: Sequence[int]) -> str:
+        """'obs columns 3, 4 and 5', the first six of them."""
+        if len(columns) == 1:
+            return self.name(columns[0])
+        names = {index: name for name, own in self.names.items() if len(own) == 1 for index in own}
+        shown = [f"{index} ({names[index]})" if index in names else str(index) for index in columns[:6]]
+        more = f" and {len(columns) - 6} more" if len(columns) > 6 else ""
+        return f"{self.what} columns {', '.join(shown)}{more}"
+
     def _indices(self, part: int | str, whose: str) -> list[int]:
         if isinstance(part, int):
             return [self._index(part, whose)]

@@ -259,7 +259,9 @@ class Units:
         """Raw actions relative to their origins, by their kinds, not scaled yet."""
         if not (self.conversion.relative or self.conversion.action.kinds):
             return actions
-        steps = actions.unflatten(-1, (self.horizon, -1)) - self._origin(obs).unsqueeze(-2)
+        steps = actions.unflatten(-1, (self.horizon, -1))
+        if self.conversion.relative:
+            steps = steps - self._origin(obs).unsqueeze(-2)
         return self.conversion.action.inside(steps).flatten(-2)
 
     def actions(
@@ -312,7 +314,7 @@ class Units:
 def _take(values: Tensor, columns: tuple[int, ...]) -> Tensor:
     """Columns of the last axis; a view where they stand side by side."""
     first = columns[0] if columns else 0
-    if columns == tuple(range(first, first + len(columns))):
+    if first >= 0 and columns == tuple(range(first, first + len(columns))):
         return values[..., first : first + len(columns)]
     return values[..., list(columns)]
 

@@ -113,7 +113,7 @@ def _fitted(kind: Kind, values: Float[np.ndarray, "rows columns"], layout: Layou
     own = values[:, list(columns)]
     if not kind.fixed:
         own = own[:: -(-len(own) // MOST_ROWS)]
-    name = f"{type(kind).__name__} of {', '.join(layout.name(index) for index in columns)}"
+    name = f"{type(kind).__name__} of {layout.listed(columns)}"
     return kind.fitted(torch.from_numpy(np.ascontiguousarray(own)), name)
 
 
@@ -219,17 +219,14 @@ def _warn_of_tails(data: Demonstrations, conversion: Conversion, inputs: Any, la
 
 
 def _said(kind: Kind, layout: Layout) -> str:
-    columns = ", ".join(layout.name(index) for index in indices(kind.columns))
+    columns = layout.listed(indices(kind.columns))
     settings = {name: value for name, value in vars(kind).items() if name != "columns"}
     shown = ", ".join(f"{name} {_short(value)}" for name, value in settings.items() if value not in ((), None, False))
     return f"{columns}: {type(kind).__name__.lower()}" + (f" ({shown})" if shown else "")
 
 
 def _said_relative(relative: Relative, layouts: tuple[Layout, Layout]) -> str:
-    own, origin = (
-        ", ".join(layout.name(index) for index in indices(columns))
-        for layout, columns in ((layouts[1], relative.actions), (layouts[0], relative.origin))
-    )
+    own, origin = layouts[1].listed(indices(relative.actions)), layouts[0].listed(indices(relative.origin))
     return f"{own}: relative to {origin}" + (f", in units of {relative.scale:g}" if relative.scale is not None else "")
 
 
