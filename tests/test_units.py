@@ -9,6 +9,7 @@ import torch
 
 import cebm
 from cebm import Adam, Demonstrations, Inputs, Job, Trainer, vary
+from cebm.parts import Part
 from cebm.recipes import TRIALS
 from cebm.runs import resume, train
 from cebm.settings import from_json, to_json
@@ -228,13 +229,7 @@ def test_words_name_ones_own_pieces_by_their_module(unchecked_shapes):
 
 
 def test_columns_by_index_slice_and_name():
-    @dataclass
-    class Part:
-        name: str
-        size: int
-        columns: tuple[str, ...] = ()
-
-    layout = Layout.of("obs", 9, [Part("agent", 2, ("x", "y")), Part("points", 6), Part("goal", 1, ("x",))])
+    layout = Layout.of("obs", 9, [Part("agent", (2,), ("x", "y")), Part("points", (3, 2)), Part("goal", (1,), ("x",))])
     for columns, wanted in (
         (-1, (8,)),
         ("2:8:2", (2, 4, 6)),
@@ -255,3 +250,22 @@ def test_columns_by_index_slice_and_name():
     ):
         with pytest.raises(ValueError, match=message):
             layout.columns(columns, "Gaussian")
+
+
+def test_parts_of_the_data_name_columns_and_stay_with_the_policy(generator, tmp_path):
+    data = walks(generator)
+    parts = (Part("agent", (2,), ("x", "y")), Part("wrist", (1,)))
+    named = replace(data, parts=parts, action_parts=(Part("place", (2,), ("x", "y")),))
+    trial = trial_with(
+        obs_kinds="Angle('wrist')", relative="Relative('place', 'agent')", jitter="Gaussian('agent.y', 2)"
+    )
+    trainer = trainer_of(trial, named, named)
+    assert trainer.notes[0].startswith("obs column 2 (wrist): angle")
+    assert (
+        trainer.notes[1] == "action columns 0 (place.x), 1 (place.y): relative to obs columns 0 (agent.x), 1 (agent.y)"
+    )
+    assert trainer.spec.parts == (parts[0], Part("wrist", (2,)))
+    trainer.policy().save(tmp_path / "policy")
+    assert cebm.load(tmp_path / "policy").parts == parts
+    joined = trainer_of(trial_with(obs_kinds="Angle((1, 2))"), named, named)
+    assert joined.spec.parts == (Part("obs", (5,)),)

@@ -24,6 +24,7 @@ from cebm import __version__
 from cebm.acting import Acting, Found, Problem, Search
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
+from cebm.parts import Part
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import Box, Specification, check_finite, usable_device
 from cebm.storage import load_bundle, save_bundle, take
@@ -143,6 +144,11 @@ class EnergyPolicy:
         if self.spec is None:
             raise ValueError("the policy has no specification yet")
         return self.spec
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The named parts of a raw observation."""
+        return self.units.conversion.obs.parts or self.specification.parts
 
     @property
     def history(self) -> int:

@@ -32,7 +32,7 @@ from cebm.objectives import (
 )
 from cebm.optimisers import Adam, Cosine, Optimiser
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
-from cebm.spaces import Specification
+from cebm.spaces import Part, Specification
 from cebm.units import Kind, Perturbation, Relative, Symmetry, as_pieces
 
 __all__ = ["TRIALS", "Inputs", "Trial", "find_trial", "vary"]
@@ -60,7 +60,7 @@ class Inputs:
     """Columns of an action that are no plain numbers."""
     constants: Literal["exact", "learn"] = "exact"
     """Action columns that never change: 'exact' gives them back exactly and learns the others, 'learn' takes them for
-    any other column, as versions before 0.2 did."""
+    any other column, as runs of earlier versions do."""
     relative: tuple[Relative | str, ...] | Relative | str = ()
     """Actions that are told from columns of the newest observation: "Relative((0, 1), (0, 1), 64)"."""
     jitter: tuple[Perturbation | str, ...] | Perturbation | str = ()
@@ -96,9 +96,10 @@ class Inputs:
         if not 0 <= self.smoothing < inf:
             raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
 
-    def specification(self, obs: int, action: int) -> Specification:
-        """What an energy is built for, on data of so many columns."""
-        return Specification.flat(obs, action, self.history, self.horizon, self.smoothing)
+    def specification(self, obs: int | tuple[Part, ...], action: int) -> Specification:
+        """What an energy is built for, on data of so many columns, or of these parts of an observation."""
+        parts = (Part("obs", (obs,)),) if isinstance(obs, int) else obs
+        return Specification(parts, action, self.history, self.horizon, self.smoothing)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Trainer:
         self.units, self.notes = measured.units.to(self.device), measured.notes
         self._range = (measured.low, measured.high)
         forms = self.units.conversion
-        self.spec = inputs.specification(forms.obs.features, forms.action.features)
+        self.spec = inputs.specification(forms.obs.inside_parts, forms.action.features)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
         if group.size > 1:  # the weights are the same in all processes, what follows is not
