@@ -9,6 +9,7 @@ import torch
 
 import cebm
 from cebm import Adam, Demonstrations, Inputs, Job, Trainer, vary
+from cebm.parts import Part
 from cebm.recipes import TRIALS
 from cebm.runs import resume, train
 from cebm.settings import from_json, to_json
@@ -73,6 +74,11 @@ def test_some_columns_may_be_relative_and_others_not(generator):
     features = units.features(actions, obs)
     torch.testing.assert_close(features, actions - torch.stack([torch.zeros(len(obs)), obs[:, 2]], 1))
     assert plain.conversion.plain
+    units, _ = units_of(generator, relative=Relative(0, 0))
+    assert units.conversion.origins == (0, -1)
+    torch.testing.assert_close(units.features(actions, obs)[:, 1], actions[:, 1])
+    units, _ = units_of(generator, relative=Relative(1, 0))
+    torch.testing.assert_close(units.features(actions, obs), actions - obs[:, [0, 0]] * torch.tensor([0, 1]))
 
 
 def test_limits_of_relative_actions_move_with_the_observation(generator):
@@ -144,7 +150,7 @@ def test_a_run_with_relative_actions_resumes_bit_for_bit(generator, tmp_path):
     losses = [[row["loss"] for row in each.metrics if row["kind"] == "train"] for each in (whole, again)]
     assert losses[0][-3:] == losses[1][-3:] and len(losses[0]) == 6
     record = json.loads((tmp_path / "whole" / "run.json").read_text())
-    assert any("relative to obs column 0" in line for line in record["units"])
+    assert any("relative to obs columns 0, 1" in line for line in record["units"])
 
 
 def test_relative_actions_generalise_to_where_no_demonstration_was(generator):
@@ -223,13 +229,7 @@ def test_words_name_ones_own_pieces_by_their_module(unchecked_shapes):
 
 
 def test_columns_by_index_slice_and_name():
-    @dataclass
-    class Part:
-        name: str
-        size: int
-        columns: tuple[str, ...] = ()
-
-    layout = Layout.of("obs", 9, [Part("agent", 2, ("x", "y")), Part("points", 6), Part("goal", 1, ("x",))])
+    layout = Layout.of("obs", 9, [Part("agent", (2,), ("x", "y")), Part("points", (3, 2)), Part("goal", (1,), ("x",))])
     for columns, wanted in (
         (-1, (8,)),
         ("2:8:2", (2, 4, 6)),
@@ -250,3 +250,22 @@ def test_columns_by_index_slice_and_name():
     ):
         with pytest.raises(ValueError, match=message):
             layout.columns(columns, "Gaussian")
+
+
+def test_parts_of_the_data_name_columns_and_stay_with_the_policy(generator, tmp_path):
+    data = walks(generator)
+    parts = (Part("agent", (2,), ("x", "y")), Part("wrist", (1,)))
+    named = replace(data, parts=parts, action_parts=(Part("place", (2,), ("x", "y")),))
+    trial = trial_with(
+        obs_kinds="Angle('wrist')", relative="Relative('place', 'agent')", jitter="Gaussian('agent.y', 2)"
+    )
+    trainer = trainer_of(trial, named, named)
+    assert trainer.notes[0].startswith("obs column 2 (wrist): angle")
+    assert (
+        trainer.notes[1] == "action columns 0 (place.x), 1 (place.y): relative to obs columns 0 (agent.x), 1 (agent.y)"
+    )
+    assert trainer.spec.parts == (parts[0], Part("wrist", (2,)))
+    trainer.policy().save(tmp_path / "policy")
+    assert cebm.load(tmp_path / "policy").parts == parts
+    joined = trainer_of(trial_with(obs_kinds="Angle((1, 2))"), named, named)
+    assert joined.spec.parts == (Part("obs", (5,)),)

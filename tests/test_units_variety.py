@@ -152,7 +152,7 @@ def test_symmetries_double_the_training_data_and_not_the_validation(generator):
 def test_a_symmetry_fills_the_half_that_was_not_demonstrated():
     """Actions are |state|, shown on the right alone; the mirror says what they are on the left."""
     obs = np.linspace(0.1, 1, 200, dtype=np.float32)[:, None]
-    settings = {"trial": "mse", "steps": 200, "energy.width": 32, "batch_size": 64, "learning_rate": 3e-3}
+    settings = {"trial": "mse", "steps": 80, "energy.width": 32, "batch_size": 64, "learning_rate": 1e-2}
     left = -obs[::20]
     known = cebm.fit(obs, np.abs(obs), symmetries=Mirror(obs=0), **settings).act(left)
     assert np.abs(known - np.abs(left)).mean() < 0.1

@@ -232,7 +232,11 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
-            _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material, group), group)
+
+            def start(listen: Listener) -> Outcome:
+                return train(job, out, listen, material, group, print)
+
+            _run(job, out, parsed.tensorboard, start, group)
 
     return start_run
 

@@ -60,7 +60,7 @@ class Inputs:
     """Columns of an action that are no plain numbers."""
     constants: Literal["exact", "learn"] = "exact"
     """Action columns that never change: 'exact' gives them back exactly and learns the others, 'learn' takes them for
-    any other column, as versions before 0.2 did."""
+    any other column, as runs of earlier versions do."""
     relative: tuple[Relative | str, ...] | Relative | str = ()
     """Actions that are told from columns of the newest observation: "Relative((0, 1), (0, 1), 64)"."""
     jitter: tuple[Perturbation | str, ...] | Perturbation | str = ()
