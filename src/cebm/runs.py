@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,10 @@ import torch
 from cebm import __version__, legacy
 from cebm.demonstrations import Demonstrations, open_demonstrations
 from cebm.distributed import ALONE, Group, GroupError
-from cebm.evaluation import VALIDATION_SEED, evaluate
+from cebm.evaluation import VALIDATION_SEED
 from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial
+from cebm.selection import evaluation_row, score
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import usable_device
 from cebm.stopping import stop_signals
@@ -43,8 +44,6 @@ from cebm.tasks import Task, task_of
 from cebm.trainer import Trainer
 
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cebm.checkpoint", 2
-TIMES = ("seconds", "steps_per_second", "action_ms_p50", "action_ms_p99")
-"""Metrics that differ between two otherwise identical runs."""
 VALIDATION_EPISODES = 256
 """Demonstrations of a task to validate on: as many as there are pairs, so that no two pairs share an episode."""
 EXPERT_EPISODES = 300
@@ -198,7 +197,7 @@ def train(
         trainer.rehearse()
     except FloatingPointError as error:
         raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
-    record = _run_record(job, material, group)
+    record = _run_record(job, material, group, trainer.notes)
     with ExitStack() as stack:
         with group.together():
             if group.first:
@@ -261,7 +260,7 @@ def resume(
         with group.together():
             if changed and group.first:
                 with _writing(where):
-                    write_document(where / "run.json", _run_record(job, material, group))
+                    write_document(where / "run.json", _run_record(job, material, group, trainer.notes))
         return _loop(job, trainer, material, best, rows, where, listen)
 
 
@@ -296,6 +295,7 @@ def load_job(directory: str | Path) -> Job:
     stored = read_record(directory)["job"]
     if stored.get("type") == "Job":
         stored = legacy.job(stored, str(path))
+    stored = legacy.with_learned_constants(stored)
     return from_json(stored, Job, str(path))
 
 
@@ -420,36 +420,15 @@ def _evaluate(
     best: dict[str, Any],
     write: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Logs an evaluation and keeps the policy if it is the best so far: by the task's metric, then by action error."""
+    """Logs an evaluation and keeps the policy if it is the best so far (see `selection.score`)."""
     policy = trainer.policy()
-    row = evaluation_row(trainer, policy, job, task)
+    row = evaluation_row(trainer, policy, task, job.evaluation_episodes, job.evaluation_candidates)
     write({"kind": "evaluation", **row})
     found = score(row, task)
     if best and best["score"] >= found:
         return best
     policy.save(where / "best")
     return {"step": trainer.step_count, "score": found}
-
-
-def score(row: dict[str, Any], task: Task | None) -> list[float]:
-    """What a checkpoint is chosen by, more is better: the task's metric, then the action error."""
-    return [0.0 if task is None else float(row.get(task.metric, 0.0)), -row["validation_action_error"]]
-
-
-def evaluation_row(trainer: Trainer, policy: EnergyPolicy, job: Job, task: Task | None) -> dict[str, float]:
-    """Errors and information on demonstrations, and the task's metrics on validation episodes where there is one."""
-    most = getattr(policy.acting, "candidates", None)  # a way to act without candidates takes no effort
-    candidates = None if most is None else min(job.evaluation_candidates, most)
-    row = trainer.validate(policy, candidates)
-    if task is None:
-        return row
-    effort = {} if candidates is None else {"candidates": candidates}
-    found = evaluate(
-        policy, task, episodes=job.evaluation_episodes, seed=VALIDATION_SEED, latency_calls=0, **effort
-    ).summary()
-    about = {"episodes", "seed", "successes", "length", *TIMES}
-    wanted = {name for name in found if name not in about and not name.endswith("_se")} | {f"{task.metric}_se"}
-    return row | {name: value for name, value in found.items() if name in wanted}
 
 
 def _save_checkpoint(
@@ -568,7 +547,7 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and dirty else commit or None
 
 
-def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str, Any]:
+def _run_record(job: Job, material: Material, group: Group = ALONE, units: Sequence[str] = ()) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
@@ -577,4 +556,5 @@ def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str,
         "threads": torch.get_num_threads(),
         "processes": group.size,
         "data": material.fingerprint(),
+        "units": list(units),
     }

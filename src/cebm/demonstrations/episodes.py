@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from numpy.typing import ArrayLike
 
 from cebm.demonstrations.checks import (
@@ -296,6 +296,19 @@ class Windows:
             np.asarray(data.obs[seen]).reshape(len(rows), self.obs_dim),
             np.asarray(data.actions[done]).reshape(len(rows), self.act_dim),
         )
+
+    def whole(self) -> Int64[np.ndarray, "rows"]:
+        """Returns the pairs whose actions all lie inside their episode, so that none is a repeated one."""
+        data = self.demonstrations
+        steps = np.arange(len(self))
+        ends = np.repeat(data.episode_ends, data.episode_ends - data.episode_starts)
+        return steps[steps + self.horizon <= ends]
+
+    def padding(self, indices: Any) -> Bool[np.ndarray, "batch horizon"]:
+        """Returns which actions of these pairs lie beyond the end of their episode, and so repeat its last one."""
+        rows, data = self._rows(indices), self.demonstrations
+        ends = data.episode_ends[np.searchsorted(data.episode_ends, rows, side="right")]
+        return rows[:, None] + np.arange(self.horizon) >= ends[:, None]
 
     def spread(self, count: int, seed: int) -> Int64[np.ndarray, "rows"]:
         """Returns at most `count` random rows in rising order, for estimates that need independent steps.
