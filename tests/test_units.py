@@ -46,6 +46,15 @@ def units_of(generator, **inputs):
 # ---------------------------------------------------------------------------------------------- relative actions
 
 
+def test_a_scale_that_some_samplers_cannot_follow_is_said(generator):
+    data = walks(generator)
+    trainers = [trainer_of(trial_with(relative=Relative((0, 1), (0, 1), scale)), data, data) for scale in (0.5, 64.0)]
+    reach = float(trainers[0].units.targets(*map(torch.from_numpy, (data.actions, data.obs))).abs().max())
+    assert trainers[0].notes[1].startswith(f"actions reach {reach:.3g} in these units") and reach > 2
+    assert trainers[0].units.act_box.limit == pytest.approx(1.1 * reach, rel=1e-5)
+    assert len(trainers[1].notes) == 1 and trainers[1].units.act_box.margin == 0.05
+
+
 @pytest.mark.parametrize("scale", [None, 64.0])
 def test_relative_actions_are_differences_from_the_newest_frame(generator, scale):
     units, (obs, actions) = units_of(generator, history=2, horizon=4, relative=Relative((0, 1), (1, 0), scale))

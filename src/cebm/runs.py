@@ -7,15 +7,13 @@ and policy/. One process at a time writes to it: the first, where a group of pro
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
 from typing import Any, TextIO
 
 import numpy as np
@@ -29,6 +27,7 @@ from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import usable_device
+from cebm.stopping import signals
 from cebm.storage import (
     load_bundle,
     locked,
@@ -170,25 +169,24 @@ def train(
     group: Group = ALONE,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written, and `say` a line
-    for each thing that the units of the data are, before the first step. Nothing is written
-    before the data are read and a first step has been tried, so a start that fails leaves nothing behind. `material`:
-    the job's, if it was read already. `group`: the processes that train together; all must see the directory."""
+    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written, `say` first what
+    the columns were taken for. Nothing is written before the data are read and a first step has been tried, so a start
+    that fails leaves nothing behind. `material`: the job's, if it was read already. `group`: the processes that train
+    together; all must see the directory."""
     where = Path(directory)
     with group.together():
         check_new(where)
         material = material_of(job) if material is None else material
         trainer = trainer_of(job, material, group)
-        if group.first:
-            for line in trainer.notes:
-                say(line)
+        for line in trainer.notes if group.first else ():
+            say(line)
     group.check_same(material.fingerprint(), "the data are")
     trainer.align()
     try:
         trainer.rehearse()
     except FloatingPointError as error:
         raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
-    record = _run_record(job, material, group, trainer.notes)
+    record = _run_record(job, trainer, material)
     with ExitStack() as stack:
         with group.together():
             if group.first:
@@ -251,7 +249,7 @@ def resume(
         with group.together():
             if changed and group.first:
                 with _writing(where):
-                    write_document(where / "run.json", _run_record(job, material, group, trainer.notes))
+                    write_document(where / "run.json", _run_record(job, trainer, material))
         return _loop(job, trainer, material, best, rows, where, listen)
 
 
@@ -309,7 +307,7 @@ def _loop(
     with ExitStack() as stack:
         with group.together():
             file = stack.enter_context(_metrics_file(where, rows)) if group.first else None
-        stop = stack.enter_context(_signals(once=group.size == 1))
+        stop = stack.enter_context(signals(once=group.size == 1))
 
         def write(row: dict[str, Any]) -> None:
             if file is None:
@@ -540,40 +538,6 @@ def _metrics_file(where: Path, rows: list[dict[str, Any]]) -> Iterator[TextIO]:
         yield file
 
 
-class _Stop:
-    """Set by a signal, read between steps."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __bool__(self) -> bool:
-        return self.asked
-
-
-@contextmanager
-def _signals(once: bool = True) -> Iterator[_Stop]:
-    """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only. Without
-    `once` the second one changes nothing: torchrun passes on a signal that the processes may have got already."""
-    stop = _Stop()
-    previous: dict[int, Any] = {}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.asked = True
-        if once:
-            signal.signal(number, previous[number])
-
-    try:
-        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
-            previous[number] = signal.signal(number, ask)
-    except ValueError:  # not the main thread: the caller's handlers stay
-        pass
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def source_commit() -> str | None:
     """The commit of the code that runs, where it is a checkout; '-dirty' where the code is not as committed. None where
     cebm is installed inside somebody else's repository."""
@@ -593,14 +557,14 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and dirty else commit or None
 
 
-def _run_record(job: Job, material: Material, group: Group = ALONE, units: Sequence[str] = ()) -> dict[str, Any]:
+def _run_record(job: Job, trainer: Trainer, material: Material) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
         "versions": {**versions, "python": platform.python_version()},
         "commit": source_commit(),
         "threads": torch.get_num_threads(),
-        "processes": group.size,
+        "processes": trainer.group.size,
         "data": material.fingerprint(),
-        "units": list(units),
+        "units": list(trainer.notes),
     }
