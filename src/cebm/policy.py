@@ -307,7 +307,7 @@ class EnergyPolicy:
         self, normalised: Float[Tensor, "batch samples inside"], obs: Any
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
-        rows = self._rows(obs, "obs", self.units.obs_dim)
+        rows = self._rows(obs, "obs", self.units.obs_dim) if self.units.conversion.relative else None
         return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(
