@@ -9,12 +9,13 @@ import torch
 
 import cebm
 from cebm import Adam, Demonstrations, Inputs, Job, Trainer, vary
+from cebm.commands import train_command
 from cebm.parts import Part
 from cebm.recipes import TRIALS
-from cebm.runs import resume, train
+from cebm.runs import load_job, resume, train
 from cebm.settings import from_json, to_json
 from cebm.spaces import Box
-from cebm.units import Conversion, Form, Layout, Relative, Units, from_words
+from cebm.units import Angle, Conversion, Form, Layout, Relative, Units, from_words
 
 SMALL = {"energy.tilt.width": 16, "energy.base.width": 16, "batch_size": 32}
 
@@ -44,6 +45,15 @@ def units_of(generator, **inputs):
 
 
 # ---------------------------------------------------------------------------------------------- relative actions
+
+
+def test_a_scale_that_some_samplers_cannot_follow_is_said(generator):
+    data = walks(generator)
+    trainers = [trainer_of(trial_with(relative=Relative((0, 1), (0, 1), scale)), data, data) for scale in (0.5, 64.0)]
+    reach = float(trainers[0].units.targets(*map(torch.from_numpy, (data.actions, data.obs))).abs().max())
+    assert trainers[0].notes[1].startswith(f"actions reach {reach:.3g} in these units") and reach > 2
+    assert trainers[0].units.act_box.limit == pytest.approx(1.1 * reach, rel=1e-5)
+    assert len(trainers[1].notes) == 1 and trainers[1].units.act_box.margin == 0.05
 
 
 @pytest.mark.parametrize("scale", [None, 64.0])
@@ -94,6 +104,8 @@ def test_limits_of_relative_actions_move_with_the_observation(generator):
     far = torch.full((3, 5, 4), 1e3)
     np.testing.assert_allclose(policy.actions(problem.clip(far), obs)[:, 0], [[110, 105] * 2] * 3, rtol=1e-5)
     np.testing.assert_allclose(policy.actions(problem.clip(-far), obs)[:, 4], [[90, 95] * 2] * 3, rtol=1e-5)
+    with pytest.raises(ValueError, match="obs must be given: these actions are relative to it"):
+        policy.units.actions(torch.zeros(3, 1, 4))
     acted = policy.act(obs)
     assert (acted >= [90, 95] * 2).all() and (acted <= [110, 105] * 2).all()
     proposal = policy.propose(obs, candidates=6)
@@ -199,6 +211,21 @@ def test_settings_of_units_are_json_and_words():
     assert [type(each).__name__ for each in trial.inputs.jitter] == ["Gaussian", "PlanarPose"]
     assert from_json(json.loads(json.dumps(to_json(trial))), type(trial)) == trial
     assert vary(TRIALS["steady"], relative=Relative(slice(0, 2), (0, 1))).inputs.relative == (Relative("0:2", (0, 1)),)
+
+
+def test_settings_of_units_are_given_on_the_command_line(generator, tmp_path, capsys):
+    walks(generator).save(tmp_path / "data.npz")
+    words = f"""mdn --steps 1 --data {tmp_path / "data.npz"} --out {tmp_path / "run"} --energy.width 8
+        --inputs.padding drop
+        --inputs.horizon 2 --inputs.action-scaling robust --inputs.relative Relative((0,1),'0:2')
+        --inputs.jitter Gaussian((0,1),5) Gaussian(2,0.5) --inputs.obs-kinds Angle(2,period=360)""".split()
+    train_command(words)()
+    inputs = load_job(tmp_path / "run").trial.inputs
+    assert inputs.relative == (Relative((0, 1), "0:2"),) and len(inputs.jitter) == 2 and inputs.padding == "drop"
+    assert inputs.obs_kinds == (Angle(2, 360.0),) and inputs.action_scaling == "robust"
+    assert "action columns 0, 1: relative to obs columns 0, 1\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="inputs: jitter: there is no piece 'Gausian'"):
+        train_command([*words[:-1], "Angle(2)", "--inputs.jitter", "Gausian(0,1)", "--out", str(tmp_path / "no")])()
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,7 @@ class EnergyPolicy:
         self, normalised: Float[Tensor, "batch samples inside"], obs: Any
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
-        rows = self._observed(obs)
+        rows = self._observed(obs) if self.units.conversion.relative else None
         return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(

@@ -288,15 +288,17 @@ class Units:
         return self.conversion.action.inside(steps).flatten(-2)
 
     def actions(
-        self, normalised: Float[Tensor, "batch samples inside"], obs: Float[Tensor, "batch obs_dim"]
+        self, normalised: Float[Tensor, "batch samples inside"], obs: Float[Tensor, "batch obs_dim"] | None = None
     ) -> Float[Tensor, "batch samples act_dim"]:
-        """The energy's outputs as raw actions."""
+        """The energy's outputs as raw actions; `obs` must be there where actions are relative."""
         features = self.act_box.denormalise(normalised)
         if not (self.conversion.relative or self.conversion.action.kinds):
             return features
         form = self.conversion.action
         steps = form.outside(features.unflatten(-1, (self.horizon, -1)))
         if self.conversion.relative:
+            if obs is None:
+                raise ValueError("obs must be given: these actions are relative to it")
             steps = form.settled(steps + self._origin(obs)[:, None, None])
         return steps.flatten(-2)
 

@@ -23,6 +23,10 @@ TAIL = 0.02
 Gaussian one of a million rows 0.14."""
 
 
+MARGIN = 0.05
+"""The margin of a box that fits its data; a declared scale may need more."""
+
+
 class HeavyTailWarning(UserWarning):
     """A few outliers stretch the range of a column, so that min-max scaling squeezes all other values."""
 
@@ -93,6 +97,11 @@ def measure(inputs: Any, windows: Windows, rows: Any) -> Measured:
     notes += [_said_relative(each, layouts) for each in relative]
     obs_box = _obs_box(data, conversion.obs, inputs.obs_scaling).tiled(inputs.history)
     act_box = _act_box(windows, data, rows, conversion).tiled(inputs.horizon)
+    if act_box.margin > MARGIN:
+        notes.append(
+            f"actions reach {act_box.limit / 1.1:.3g} in these units: samplers that keep chains within ±1.1 cannot "
+            "get there (see their margin)"
+        )
     if conversion.plain:
         low = high = None
     else:
