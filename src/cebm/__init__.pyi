@@ -19,6 +19,7 @@ from cebm.energies import MixtureDensity as MixtureDensity
 from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy
 from cebm.energies import MLPEnergy as MLPEnergy
 from cebm.energies import ModuleEnergy as ModuleEnergy
+from cebm.energies import Nearest as Nearest
 from cebm.energies import Penalty as Penalty
 from cebm.energies import Regression as Regression
 from cebm.energies import RegressionEnergy as RegressionEnergy
@@ -26,6 +27,7 @@ from cebm.energies import Residual as Residual
 from cebm.energies import ResidualEnergy as ResidualEnergy
 from cebm.energies import Tilted as Tilted
 from cebm.energies import TiltedEnergy as TiltedEnergy
+from cebm.energies import TwoStep as TwoStep
 from cebm.energies import WeightedSum as WeightedSum
 from cebm.evaluation import Evaluation as Evaluation
 from cebm.evaluation import evaluate as evaluate
@@ -52,6 +54,7 @@ from cebm.objectives import MaximumEntropy as MaximumEntropy
 from cebm.objectives import PositiveL2 as PositiveL2
 from cebm.objectives import RankingNCE as RankingNCE
 from cebm.objectives import Terms as Terms
+from cebm.objectives import TwoSquares as TwoSquares
 from cebm.objectives import contrast as contrast
 from cebm.optimisers import Adam as Adam
 from cebm.optimisers import Cosine as Cosine

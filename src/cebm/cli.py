@@ -138,6 +138,11 @@ class Eval:
 
     run: tyro.conf.Positional[Path]
     """A run directory (its best policy is taken) or a policy directory."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories of other training seeds, for --protocol; after the option, not before."""
+    protocol: Literal["ours", "diffusion-policy", "lerobot"] | None = None
+    """Measure as published: 200 episodes of the last checkpoint (ours: 5 training seeds); the best and the mean of the
+    last ten checkpoints in 50 episodes (Diffusion Policy: 3 seeds); 500 episodes of one checkpoint (lerobot)."""
     task: str | None = None
     """Where to roll out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By default the
     run's own task."""

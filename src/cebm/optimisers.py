@@ -99,7 +99,8 @@ class Adam:
             raise ValueError(f"schedule must be an object with a method `rate`, got {given}")
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, self.learning_rate)
+        # Torch refuses to optimise nothing, and an energy may have no weights.
+        return torch.optim.Adam([*parameters] or [nn.Parameter(torch.zeros(0))], self.learning_rate)
 
     def rate(self, step: int, steps: int | None, steps_per_epoch: int) -> float:
         return self.schedule.rate(self.learning_rate, step, steps, steps_per_epoch)

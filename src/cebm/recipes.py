@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from cebm.acting import Acting, Direct, Search
 from cebm.composition import vary, walk
-from cebm.energies import MLP, MixtureDensity, Regression, Tilted
+from cebm.energies import MLP, MixtureDensity, Nearest, Regression, Tilted, TwoStep
 from cebm.energies.base import EnergySettings
 from cebm.negatives import (
     GaussianMixture,
@@ -29,6 +29,7 @@ from cebm.objectives import (
     Likelihood,
     LossPenalty,
     MaximumEntropy,
+    TwoSquares,
 )
 from cebm.optimisers import Adam, Cosine, Optimiser
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
@@ -183,6 +184,12 @@ TRIALS: dict[str, Trial] = {
     # The explicit baselines.
     "mse": replace(_IBC, energy=Regression(), objective=Likelihood(), acting=Direct()),
     "mdn": replace(_IBC, energy=MixtureDensity(), objective=Likelihood(), acting=Direct()),
+    # Two cheap baselines beyond the paper: the chunk of the nearest demonstration (no training, so one step is enough),
+    # and a regression with one refinement.
+    "nearest": replace(_IBC, energy=Nearest(), objective=Likelihood(), acting=Direct(), inputs=Inputs("standardise")),
+    "two-step": Trial(
+        TwoStep(), TwoSquares(), (), Adam(1e-3, Cosine(), average=0.995), Direct(), Inputs("standardise")
+    ),
     # The paper's failed attempts.
     "mcmc-loss": replace(_IBC, objective=MCMC()),
     "conditional-maxent": replace(_IBC, objective=MaximumEntropy(ShortChains(_CORRECT))),

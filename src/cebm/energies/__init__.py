@@ -1,10 +1,12 @@
 """Energies E(x, y): the contract, and what fulfils it.
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
-`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `sums` the weighted sum.
+`density` the explicit ones, whose normaliser is known; `baselines` the nearest demonstration and a refined
+regression; `tilted` a density times an energy; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
+from cebm.energies.baselines import Nearest, NearestEnergy, TwoStep, TwoStepEnergy
 from cebm.energies.density import (
     MixtureDensity,
     MixtureDensityEnergy,
@@ -25,6 +27,8 @@ __all__ = [
     "MixtureDensity",
     "MixtureDensityEnergy",
     "ModuleEnergy",
+    "Nearest",
+    "NearestEnergy",
     "Penalty",
     "Regression",
     "RegressionEnergy",
@@ -32,6 +36,8 @@ __all__ = [
     "ResidualEnergy",
     "Tilted",
     "TiltedEnergy",
+    "TwoStep",
+    "TwoStepEnergy",
     "WeightedSum",
     "initialised_by",
 ]

@@ -142,7 +142,11 @@ class EnergyModel(nn.Module, ABC):
 @runtime_checkable
 class EnergySettings(Protocol):
     """Settings of an energy: a frozen dataclass that builds it. `explicit = True` says that it is −log p(y|x) in closed
-    form and knows its best action; `joint = True` that it has a form over pairs (x, y)."""
+    form and knows its best action; `joint = True` that it has a form over pairs (x, y).
+
+    An energy that stores demonstrations has a method `remember(obs, actions)`, which gets all training pairs,
+    normalised, once before the first step. Settings whose energy depends on their number have a method `sized(pairs)`,
+    which gives the settings for so many; those are saved with the policy."""
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
         """The energy for such observations and actions, its weights drawn from `generator`."""
