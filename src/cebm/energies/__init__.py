@@ -1,7 +1,7 @@
 """Energies E(x, y): the contract, and what fulfils it.
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
-`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `sums` the weighted sum.
+`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `levels` an energy at every noise level; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
@@ -12,6 +12,7 @@ from cebm.energies.density import (
     RegressionEnergy,
 )
 from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
+from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy
 from cebm.energies.sums import WeightedSum
 from cebm.energies.tilted import Tilted, TiltedEnergy
 
@@ -25,6 +26,8 @@ __all__ = [
     "MixtureDensity",
     "MixtureDensityEnergy",
     "ModuleEnergy",
+    "NoiseConditional",
+    "NoiseConditionalEnergy",
     "Penalty",
     "Regression",
     "RegressionEnergy",

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs, described
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs, described
 
 
 class WeightedSum(EnergyModel):
@@ -35,7 +35,8 @@ class WeightedSum(EnergyModel):
         self.obs_dim = max(term.obs_dim for term, _ in flat)
         self.act_dim = flat[0][0].act_dim
         self.closed_form = all(term.closed_form for term, _ in flat)
-        self.levels = next((term.levels for term, _ in flat if term.levels), ())
+        levelled = next((term for term, _ in flat if term.levels), flat[0][0])
+        self.levels, self.deviation = levelled.levels, levelled.deviation
 
     def parts(self) -> Iterator[EnergyModel]:
         """The terms, in the order of `weights`."""
@@ -65,7 +66,7 @@ class WeightedSum(EnergyModel):
         for _, term, part in self._split(context):
             term.check(part, actions)
 
-    def at(self, level: float) -> EnergyModel:
+    def at(self, level: Level) -> EnergyModel:
         return WeightedSum([term.at(level) for term in self.parts()], self.weights) if self.levels else self
 
     @property
