@@ -146,7 +146,9 @@ class AnnealedSearch:
         for k, state in enumerate(self._falling(sampler, problem, problem.context, noise)):
             yield k, state.actions
 
-    def _looked(self, sampler: Annealed, problem: Problem, noise: Actions) -> tuple[Actions, Energies]:
+    def _looked(
+        self, sampler: Annealed, problem: Problem, noise: Actions
+    ) -> tuple[Float[Tensor, "batch found act"], Float[Tensor, "batch found"]]:
         """The first candidates for all observations, and the others where those do not agree; elsewhere the others
         are copies of the first one, with infinite energy."""
         actions = problem.clip(self._fallen(sampler, problem, problem.context, noise[:, : self.look]))
@@ -188,6 +190,7 @@ class AnnealedSearch:
             yield state
 
     def _fallen(self, sampler: Annealed, problem: Problem, context: Context, noise: Actions) -> Actions:
+        """The candidates as they land."""
         *_, last = self._falling(sampler, problem, context, noise)
         return last.actions
 

@@ -159,7 +159,7 @@ class _Turns(nn.Module):
 
 @dataclass(frozen=True)
 class Sum:
-    """L = Σᵢ wᵢ Lᵢ, where objective i is taken in every kᵢ-th step only (and then with its whole weight).
+    """L = Σᵢ wᵢ Lᵢ, where objective i is taken in every kᵢ-th step only, and then with its whole weight.
 
     Of the parts' terms the first energies and negatives that there are serve the log and penalties."""
 
@@ -194,7 +194,7 @@ class Sum:
         step = 0 if self.turns is None else self.turns.next()
         total, found = actions.new_zeros(()), Terms(actions.new_zeros(()))
         for part, weight, every in zip(self.parts, self.weights, self.every or (1,) * len(self.parts), strict=True):
-            if step % every:
+            if step % every != every - 1:
                 continue
             new = part.terms(energy, obs, actions, generator)
             total = total + weight * new.loss

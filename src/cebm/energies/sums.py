@@ -67,7 +67,8 @@ class WeightedSum(EnergyModel):
             term.check(part, actions)
 
     def at(self, level: Level) -> EnergyModel:
-        return WeightedSum([term.at(level) for term in self.parts()], self.weights) if self.levels else self
+        """The sum of the terms at that level; a term without levels, such as a penalty, is the same at all."""
+        return WeightedSum([term.at(level) for term in self.parts()], self.weights)
 
     @property
     def _proposer(self) -> int | None:
