@@ -3,13 +3,13 @@
     python -m benchmarks.annealed particle denoise own-draws --seconds 120 --out docs/annealed
     python -m benchmarks.annealed pusht denoise --seconds 900 --data ../shared/data/pusht/pusht.npz
 
-One JSON record `TASK-ARM-SEED.json` per run; what has a record is not measured again, and a policy that was trained is not
-trained again. One thread.
+One JSON record `TASK-ARM-SEED.json` per run; what has a record is not measured again, and a policy that was trained is
+not trained again. One thread.
 """
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -22,10 +22,10 @@ from benchmarks.annealed_pusht import JitteredTrainer, roll_out
 from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary, walk
 from cebm.denoising import DenoisingScore, LevelContrast, LevelRatio, Sum
-from cebm.energies import MixtureDensity, NoiseConditional
+from cebm.energies import NoiseConditional, NoiseConditionalTilt
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.negatives import InBatch, Mixture, ShortChains, Uniform
-from cebm.optimisers import Adam, Trapezoid
+from cebm.optimisers import Adam
 from cebm.recipes import Inputs, Trial
 from cebm.tasks import ParticleTask
 from cebm.trainer import Trainer
@@ -46,8 +46,12 @@ def ratio(weight: float, every: int = 1) -> Sum:
     return Sum((SCORE, LevelRatio()), (1.0, weight), (1, every))
 
 
+HIGH = DenoisingScore(mean=-0.5)
+
 ARMS: dict[str, dict[str, Any]] = {
     "denoise": {"objective": SCORE},
+    "denoise-high": {"objective": HIGH},
+    "own-draws-high": {"objective": Sum((HIGH, LevelContrast(OWN, 7)), (1.0, 0.1), (1, 4))},
     "denoise-scalar": {"objective": SCORE, "energy.form": "scalar"},
     "denoise-affine": {"objective": SCORE, **AFFINE},
     "denoise-half-squares": {"objective": SCORE, "energy.form": "half-squared-difference"},
@@ -61,7 +65,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "ratio-1": {"objective": ratio(1.0), **AFFINE},
     "ratio-scalar": {"objective": ratio(1.0), "energy.form": "scalar"},
     "ratio-every-4": {"objective": ratio(1.0, 4), **AFFINE},
-    "base": {"objective": SCORE, "energy.base": MixtureDensity()},
+    "base": {"objective": SCORE, "energy": NoiseConditionalTilt(NoiseConditional(width=128, encoder_width=256))},
 }
 """What each arm changes."""
 
@@ -74,47 +78,58 @@ PROCEDURES: dict[str, dict[str, Any]] = {
 """Ways to act on the same weights."""
 
 
-def particle_trial(arm: dict[str, Any], batch_size: int, rate: float) -> Trial:
+def particle_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
     """The arm with a small network, as the particle's actions have two columns."""
     start = Trial(
-        NoiseConditional(width=128, encoder_width=256),
+        NoiseConditional(width=128, encoder_width=256, precision=settings.precision),
         SCORE,
-        optimiser=Adam(rate, Trapezoid(500, 0.7), batch_size, average=0.999, weight_decay=1e-4),
+        optimiser=Adam(settings.rate, Timed(settings.seconds, 0.7), settings.batch, average=0.999, weight_decay=1e-4),
         acting=AnnealedSearch(),
         inputs=Inputs("standardise"),
     )
     return vary(start, **arm)
 
 
-def trained(trainer: Trainer, seconds: float, steps: int) -> dict[str, Any]:
-    """Trains for so many steps, or less where the time ends; the rate's schedule follows the time, not the steps."""
-    began, rows = process_time(), []
-    rate = trainer.trial.optimiser.rate
+@dataclass(frozen=True)
+class Timed:
+    """A rate that rises over 500 steps, stays, and falls to 0 over the last `fall` share of so many CPU seconds: arms
+    whose steps differ in cost are compared at equal time."""
 
-    def falling() -> float:
-        share = min(1.0, (process_time() - began) / seconds)
-        return rate(max(trainer.step_count, 0), 10**9, 1) * min(1.0, (1 - share) / trainer.trial.optimiser.schedule.fall)
+    seconds: float
+    fall: float
+    began: float = field(default_factory=process_time)
 
-    trainer._learning_rate = falling  # the length is known in seconds, not in steps
-    while process_time() - began < seconds and trainer.step_count < steps:
+    @property
+    def left(self) -> float:
+        """The share of the time that is left."""
+        return max(0.0, 1 - (process_time() - self.began) / self.seconds)
+
+    def rate(self, peak: float, step: int, steps: int | None, steps_per_epoch: int) -> float:
+        return peak * min(1.0, (step + 1) / 500) * min(1.0, self.left / self.fall)
+
+
+def trained(trainer: Trainer, seconds: float) -> dict[str, Any]:
+    """Trains until the time ends."""
+    rows, began = [], process_time()
+    while process_time() - began < seconds:
         log = trainer.step()
         if trainer.step_count % 1000 == 0:
             rows.append({"step": trainer.step_count, **{name: round(float(v), 5) for name, v in log.items()}})
             print(rows[-1], flush=True)
-    return {"steps": trainer.step_count, "cpu_seconds": round(process_time() - began, 1), "rows": rows[-3:]}
+    return {"steps": trainer.step_count, "cpu_seconds": seconds, "rows": rows[-3:]}
 
 
-def particle(arm: str, seed: int, seconds: float, where: Path, settings: argparse.Namespace) -> dict[str, Any]:
+def particle(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> dict[str, Any]:
     """2,000 demonstrations of the 2-D particle, one action, 200 held-out episodes."""
     torch.manual_seed(seed)
     task = ParticleTask()
-    trial = particle_trial(ARMS[arm], settings.batch, settings.rate)
+    trial = particle_trial(ARMS[arm], settings)
     record: dict[str, Any] = {"task": "particle", "arm": arm, "seed": seed}
     if not (where / "header.json").exists():
         data = task.demonstrations(2050, seed)
         training, validation = data.select(np.arange(2000)), data.select(np.arange(2000, 2050))
         trainer = Trainer(trial, training, validation, seed, limits=task.limits, steps=10**9)
-        record |= trained(trainer, seconds, 10**9)
+        record |= trained(trainer, settings.seconds)
         trainer.policy().save(where)
         (where / "trained.json").write_text(json.dumps(record))
     record = json.loads((where / "trained.json").read_text())
@@ -130,13 +145,13 @@ def particle(arm: str, seed: int, seconds: float, where: Path, settings: argpars
     return record
 
 
-def pusht(arm: str, seed: int, seconds: float, where: Path, settings: argparse.Namespace) -> dict[str, Any]:
+def pusht(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> dict[str, Any]:
     """206 human demonstrations, keypoints; 100 held-out starts per way to act."""
     record: dict[str, Any] = {"task": "pusht", "arm": arm, "seed": seed}
-    trial = pusht_trial(ARMS[arm], settings.batch, settings.rate, settings.precision)
+    trial = pusht_trial(ARMS[arm], settings)
     if not (where / "header.json").exists():
         trainer = JitteredTrainer(trial, settings.data, seed)
-        record |= trained(trainer, seconds, 10**9)
+        record |= trained(trainer, settings.seconds)
         trainer.policy().save(where)
         (where / "trained.json").write_text(json.dumps(record))
     record = json.loads((where / "trained.json").read_text())
@@ -154,12 +169,12 @@ def pusht(arm: str, seed: int, seconds: float, where: Path, settings: argparse.N
     return record
 
 
-def pusht_trial(arm: dict[str, Any], batch_size: int, rate: float, precision: str) -> Trial:
+def pusht_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
     """The arm with the recipe's network; actions are in units of 64 px and may be larger than 1."""
     start = Trial(
-        NoiseConditional(deviation=1.0, precision=precision),  # type: ignore[arg-type]
+        NoiseConditional(deviation=1.0, precision=settings.precision),
         SCORE,
-        optimiser=Adam(rate, Trapezoid(500, 0.5), batch_size, average=0.999, weight_decay=1e-4),
+        optimiser=Adam(settings.rate, Timed(settings.seconds, 0.5), settings.batch, average=0.999, weight_decay=1e-4),
         acting=AnnealedSearch(Annealed(margin=None)),
         inputs=Inputs("standardise"),
     )
@@ -200,7 +215,8 @@ def main() -> None:
             if record.exists():
                 continue
             (settings.runs / name).mkdir(parents=True, exist_ok=True)
-            measured = (particle if settings.task == "particle" else pusht)(arm, seed, settings.seconds, settings.runs / name, settings)
+            measure = {"particle": particle, "pusht": pusht}[settings.task]
+            measured = measure(arm, seed, settings.runs / name, settings)
             record.write_text(json.dumps(measured, indent=1) + "\n")
 
 

@@ -1,5 +1,5 @@
-"""Push-T for benchmarks/annealed.py: keypoints, two observations, chunks of 16 actions relative to the agent, of which 8
-are executed, and a jitter of the state. The environment is that of gym-pusht, the metric its reward."""
+"""Push-T for benchmarks/annealed.py: keypoints, two observations, chunks of 16 actions relative to the agent, of which
+8 are executed, and a jitter of the state. The environment is that of gym-pusht, the metric its reward."""
 
 import os
 from pathlib import Path
@@ -76,8 +76,8 @@ def roll_out(policy: EnergyPolicy, episodes: int, seed: int, execute: int = EXEC
 
     generator = torch.Generator().manual_seed(seed)
     envs = [PushTEnv() for _ in range(episodes)]
-    for i, env in enumerate(envs):
-        env.reset(seed=seed + i)
+    for number, env in enumerate(envs):
+        env.reset(seed=seed + number)
     past = np.repeat(np.stack([_state(env) for env in envs])[:, None], HISTORY, 1)
     best, going = np.zeros(episodes), np.arange(episodes)
     for begin in range(0, LENGTH, execute):
@@ -86,7 +86,7 @@ def roll_out(policy: EnergyPolicy, episodes: int, seed: int, execute: int = EXEC
         chunks = np.clip(chunks + past[going, -1:, :2], 0, 512)
         done = np.zeros(episodes, bool)
         for k in range(min(execute, LENGTH - begin)):
-            for row, i in enumerate(going):
+            for row, i in enumerate(going.tolist()):
                 if done[i]:
                     continue
                 _, reward, done[i], _, _ = envs[i].step(chunks[row, k])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from cebm.annealing import Annealed, AnnealedSearch
 from cebm.certificate import Gaussian, certify
 from cebm.demonstrations import Demonstrations
 from cebm.denoising import DenoisingScore, LevelContrast, LevelRatio, Sum
-from cebm.energies import EnergyModel, MixtureDensity, NoiseConditional, NoiseConditionalEnergy
+from cebm.energies import EnergyModel, MixtureDensity, NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
 from cebm.negatives import InBatch, Negatives, ShortChains, Uniform
 from cebm.recipes import TRIALS, vary
 from cebm.samplers import run
@@ -29,7 +28,7 @@ from test_trainer import same_state
 
 FORMS = ("dot", "affine", "scalar", "half-squared-difference")
 SMALL = NoiseConditional(width=16, encoder_width=16)
-BASED = replace(SMALL, base=MixtureDensity(16))
+BASED = NoiseConditionalTilt(SMALL, MixtureDensity(16))
 SETTINGS = [*(replace(SMALL, form=form) for form in FORMS), BASED, replace(SMALL, precision="bf16")]
 OWN = ShortChains(Annealed(), Uniform())
 BOTH = Sum((DenoisingScore(), LevelContrast(OWN)), (1.0, 0.1), (1, 4))
@@ -65,7 +64,7 @@ def test_samplers(check: Callable[[], None]) -> None:
 # ------------------------------------------------------------------------------------------- the gradient
 
 
-def made(settings: NoiseConditional, generator: torch.Generator, obs: int = 3, act: int = 4) -> EnergyModel:
+def made(settings: Any, generator: torch.Generator, obs: int = 3, act: int = 4) -> EnergyModel:
     return settings.build(Specification.flat(obs, act), generator).double()
 
 
@@ -76,9 +75,7 @@ def given(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS[:5]], ids=[*FORMS, "base"])
-def test_the_gradient_and_its_derivative_are_those_of_autograd(
-    settings: NoiseConditional, generator: torch.Generator
-) -> None:
+def test_the_gradient_and_its_derivative_are_those_of_autograd(settings: Any, generator: torch.Generator) -> None:
     """∇_y E at mixed levels, by autograd and by differences; and the weights' gradient of a loss of it."""
     energy, (obs, actions, levels) = made(settings, generator), given(generator)
     here = energy.at(levels)
@@ -101,7 +98,9 @@ def test_the_gradient_and_its_derivative_are_those_of_autograd(
         torch.testing.assert_close(change, 2 * (slopes * step).sum(-1), rtol=1e-4, atol=1e-9)
 
 
-def test_a_gradient_without_its_direct_part_is_noticed(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_without_its_direct_part_is_noticed(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A planted fault: ∂φ/∂u is forgotten."""
     from cebm.energies.levels import Head
 
@@ -150,20 +149,17 @@ def test_a_blurred_mixture_is_the_exact_convolution(level: float, generator: tor
     """E_s against −log of the density integrated over the noise, and the denoiser against the posterior mean."""
     energy, context = exact()
     y = truth(6, generator) + level * torch.randn((6, 2), generator=generator, dtype=torch.float64)
-    axes = []
-    for d in range(2):  # in one dimension after the other, as the noise is
-        places = torch.linspace(-2, 2, 8001, dtype=torch.float64)
-        axes.append(places)
-    step = axes[0][1] - axes[0][0]
+    places = torch.linspace(-2, 2, 8001, dtype=torch.float64)
+    step = places[1] - places[0]
     joint = torch.zeros(6, dtype=torch.float64)
     moment = torch.zeros(6, 2, dtype=torch.float64)
     for weight, mean, std in zip(WEIGHTS, MEANS, STDS, strict=True):
         mass, first = [], []
-        for d in range(2):
-            clean = torch.distributions.Normal(mean[d], std[d]).log_prob(axes[d]).exp()
-            noise = torch.distributions.Normal(axes[d], level).log_prob(y[:, d : d + 1]).exp()
+        for d in range(2):  # in one dimension after the other, as the noise is
+            clean = torch.distributions.Normal(mean[d], std[d]).log_prob(places).exp()
+            noise = torch.distributions.Normal(places, level).log_prob(y[:, d : d + 1]).exp()
             mass.append((clean * noise).sum(1) * step)
-            first.append((clean * noise * axes[d]).sum(1) * step)
+            first.append((clean * noise * places).sum(1) * step)
         joint += weight * mass[0] * mass[1]
         moment += weight * torch.stack([first[0] * mass[1], mass[0] * first[1]], 1)
     values, slopes = energy.at(level).energies_and_gradients(context, y.unsqueeze(0))
@@ -262,7 +258,9 @@ def test_the_contrast_learns_the_ratio_to_its_negatives(generator: torch.Generat
         for _ in range(40):
             scale = torch.tensor(1 + offset, dtype=torch.float64, requires_grad=True)
             scaled = ScaledRatio(energy, scale)
-            loss = objective.terms(scaled, torch.zeros(64, 1, dtype=torch.float64), truth(64, generator), generator).loss
+            loss = objective.terms(
+                scaled, torch.zeros(64, 1, dtype=torch.float64), truth(64, generator), generator
+            ).loss
             found.append(float(torch.autograd.grad(loss, scale)[0]))
         return float(np.mean(found) / (np.std(found, ddof=1) / math.sqrt(40)))
 
@@ -320,6 +318,7 @@ def test_falling_through_exact_levels_samples_the_mixture(generator: torch.Gener
     below half a deviation of either. Null distances are skewed: 8 of their deviations are a false alarm below 1e-4."""
     weight, distance = judged(Annealed(100, 20.0, 0.01, margin=None), generator)
     assert abs(weight) < 4.5 and distance < 8
+
     class Halved(Annealed):
         """A planted fault: half of each step."""
 
@@ -374,9 +373,9 @@ def test_the_ladder_of_levels() -> None:
         (lambda: LevelContrast(levels=()), "levels"),
         (lambda: LevelContrast(InBatch), "source"),
         (lambda: Sum((DenoisingScore(),), (1.0, 2.0)), "weights"),
-        (lambda: Sum((DenoisingScore(),), (-1.0,)), "weights"),
+        (lambda: Sum((DenoisingScore(),), (-1.0,), (1,)), "weights"),
         (lambda: Sum((DenoisingScore(),), (1.0,), (0,)), "every"),
-        (lambda: Sum((DenoisingScore,), (1.0,)), "parts"),
+        (lambda: Sum((DenoisingScore,), (1.0,), (1,)), "parts"),
         (lambda: NoiseConditionalEnergy(3, 4, base=cebm.MLPEnergy(3, 4)), "base"),
         (lambda: NoiseConditionalEnergy(3, 4).at(-1.0), "level"),
     ],
@@ -467,13 +466,13 @@ def test_closeness_keeps_the_mode_of_the_last_action(generator: torch.Generator)
 
 def test_states_show_the_fall(generator: torch.Generator) -> None:
     seed = int(torch.randint(2**31, (), generator=generator))
-    acting, begin = AnnealedSearch(candidates=8), torch.Generator().manual_seed(seed)
+    acting, begin = AnnealedSearch(candidates=64), torch.Generator().manual_seed(seed)
     states = list(acting.states(problem(begin, steps=7)))
     found = acting.search(problem(torch.Generator().manual_seed(seed), steps=7))
     assert [k for k, _ in states] == list(range(8))
     torch.testing.assert_close(states[-1][1].clamp(-1.1, 1.1), found.actions)
     spreads = [float(actions.std()) for _, actions in states]
-    assert spreads == sorted(spreads, reverse=True) and spreads[0] > 1.5
+    assert spreads[0] > 1.5 > 0.8 > spreads[-1]  # 2.5 ± 0.16 and 0.39 ± 0.03, for 128 numbers
 
 
 def test_shared_numbers_give_equal_rows_equal_actions(generator: torch.Generator) -> None:

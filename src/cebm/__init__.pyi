@@ -5,11 +5,17 @@ from cebm.acting import Direct as Direct
 from cebm.acting import Found as Found
 from cebm.acting import Problem as Problem
 from cebm.acting import Search as Search
+from cebm.annealing import Annealed as Annealed
+from cebm.annealing import AnnealedSearch as AnnealedSearch
 from cebm.certificate import Certificate as Certificate
 from cebm.certificate import certify as certify
 from cebm.composition import vary as vary
 from cebm.demonstrations import DemonstrationError as DemonstrationError
 from cebm.demonstrations import Demonstrations as Demonstrations
+from cebm.denoising import DenoisingScore as DenoisingScore
+from cebm.denoising import LevelContrast as LevelContrast
+from cebm.denoising import LevelRatio as LevelRatio
+from cebm.denoising import Sum as Sum
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
@@ -18,6 +24,9 @@ from cebm.energies import MixtureDensity as MixtureDensity
 from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy
 from cebm.energies import MLPEnergy as MLPEnergy
 from cebm.energies import ModuleEnergy as ModuleEnergy
+from cebm.energies import NoiseConditional as NoiseConditional
+from cebm.energies import NoiseConditionalEnergy as NoiseConditionalEnergy
+from cebm.energies import NoiseConditionalTilt as NoiseConditionalTilt
 from cebm.energies import Penalty as Penalty
 from cebm.energies import Regression as Regression
 from cebm.energies import RegressionEnergy as RegressionEnergy
@@ -55,6 +64,7 @@ from cebm.objectives import contrast as contrast
 from cebm.optimisers import Adam as Adam
 from cebm.optimisers import Cosine as Cosine
 from cebm.optimisers import Decay as Decay
+from cebm.optimisers import Trapezoid as Trapezoid
 from cebm.policy import EnergyPolicy as EnergyPolicy
 from cebm.policy import Policy as Policy
 from cebm.policy import Proposal as Proposal

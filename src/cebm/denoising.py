@@ -130,6 +130,30 @@ class LevelRatio:
         return Terms(loss, log={"ratio_loss": loss})
 
 
+def _drawn_levels(
+    law: "DenoisingScore | LevelRatio", energy: EnergyModel, actions: Positives, generator: torch.Generator
+) -> Float[Tensor, "batch draws"]:
+    """log(s/d) ~ N(mean, spread²), one from each of `draws` equally likely parts."""
+    made: dict[str, Any] = {"generator": generator, "dtype": actions.dtype, "device": actions.device}
+    share = torch.arange(law.draws, dtype=actions.dtype, device=actions.device)
+    share = (share + torch.rand((len(actions), law.draws), **made)) / law.draws
+    place = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
+    return energy.deviation * torch.exp(law.mean + law.spread * place)
+
+
+def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _check_levels(law: "DenoisingScore | LevelRatio") -> None:
+    if law.draws < 1:
+        raise ValueError(f"draws must be at least 1, got {law.draws}")
+    if not -inf < law.mean < inf:
+        raise ValueError(f"mean must be finite, got {law.mean}")
+    if not 0 < law.spread < inf:
+        raise ValueError(f"spread must be positive and finite, got {law.spread}")
+
+
 # ---------------------------------------------------------------------------------------------- sums
 
 
@@ -163,17 +187,15 @@ class Sum:
 
     Of the parts' terms the first energies and negatives that there are serve the log and penalties."""
 
-    parts: tuple[Objective, ...]
+    parts: tuple[Any, ...] = (DenoisingScore(), LevelContrast())
     """The objectives."""
-    weights: tuple[float, ...]
+    weights: tuple[float, ...] = (1.0, 0.1)
     """The weight wᵢ of each."""
-    every: tuple[int, ...] = ()
-    """kᵢ of each; empty: all in every step."""
-    turns: Any = None
-    """Counts the steps; training makes it."""
+    every: tuple[int, ...] = (1, 4)
+    """kᵢ of each: 1 takes it in every step."""
 
     def __post_init__(self) -> None:
-        if not self.parts or len(self.weights) != len(self.parts) or len(self.every) not in (0, len(self.parts)):
+        if not self.parts or not len(self.parts) == len(self.weights) == len(self.every):
             raise ValueError(
                 f"weights and every need one entry per objective, got {len(self.parts)} objectives, "
                 f"{len(self.weights)} weights and {len(self.every)} in every"
@@ -186,14 +208,29 @@ class Sum:
         if not all(isinstance(k, int) and k >= 1 for k in self.every):
             raise ValueError(f"every must be integers of at least 1, got {self.every}")
 
-    def build(self, spec: Specification, generator: torch.Generator | None = None) -> "Sum":
-        """The parts built, and a counter of steps."""
-        return replace(self, parts=tuple(built(part, spec, generator) for part in self.parts), turns=_Turns())
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> "SumInTurns":
+        """The parts built, with a counter of steps."""
+        parts = tuple(built(part, spec, generator) for part in self.parts)
+        return SumInTurns(parts, self.weights, self.every, _Turns())
+
+
+@dataclass(frozen=True)
+class SumInTurns:
+    """A `Sum` that is being trained with."""
+
+    parts: tuple[Objective, ...]
+    """The objectives, built."""
+    weights: tuple[float, ...]
+    """The weight of each."""
+    every: tuple[int, ...]
+    """In which steps each is taken."""
+    turns: _Turns
+    """Counts the steps, and is saved with the training."""
 
     def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
-        step = 0 if self.turns is None else self.turns.next()
+        step = self.turns.next()
         total, found = actions.new_zeros(()), Terms(actions.new_zeros(()))
-        for part, weight, every in zip(self.parts, self.weights, self.every or (1,) * len(self.parts), strict=True):
+        for part, weight, every in zip(self.parts, self.weights, self.every, strict=True):
             if step % every != every - 1:
                 continue
             new = part.terms(energy, obs, actions, generator)
@@ -201,30 +238,3 @@ class Sum:
             first = found if found.positive is not None else new
             found = Terms(total, first.positive, first.negative, first.drawn, found.own | new.own, found.log | new.log)
         return replace(found, loss=total)
-
-
-# ---------------------------------------------------------------------------------------------- helpers
-
-
-def _drawn_levels(
-    law: "DenoisingScore | LevelRatio", energy: EnergyModel, actions: Positives, generator: torch.Generator
-) -> Float[Tensor, "batch draws"]:
-    """log(s/d) ~ N(mean, spread²), one from each of `draws` equally likely parts."""
-    made: dict[str, Any] = {"generator": generator, "dtype": actions.dtype, "device": actions.device}
-    share = torch.arange(law.draws, dtype=actions.dtype, device=actions.device)
-    share = (share + torch.rand((len(actions), law.draws), **made)) / law.draws
-    place = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
-    return energy.deviation * torch.exp(law.mean + law.spread * place)
-
-
-def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
-
-
-def _check_levels(law: "DenoisingScore | LevelRatio") -> None:
-    if law.draws < 1:
-        raise ValueError(f"draws must be at least 1, got {law.draws}")
-    if not -inf < law.mean < inf:
-        raise ValueError(f"mean must be finite, got {law.mean}")
-    if not 0 < law.spread < inf:
-        raise ValueError(f"spread must be positive and finite, got {law.spread}")

@@ -127,7 +127,7 @@ class Adam:
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if not self.weight_decay:
             return torch.optim.Adam(parameters, self.learning_rate)
-        # In one pass over the weights: a millisecond for a million of them, where one operation after the other takes 8.
+        # Fused: one pass over the weights, which is several times as fast as one operation after the other.
         return torch.optim.AdamW(parameters, self.learning_rate, weight_decay=self.weight_decay, fused=True)
 
     def rate(self, step: int, steps: int | None, steps_per_epoch: int) -> float:

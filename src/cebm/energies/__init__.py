@@ -1,7 +1,8 @@
 """Energies E(x, y): the contract, and what fulfils it.
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
-`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `levels` an energy at every noise level; `sums` the weighted sum.
+`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `levels` an energy at every
+noise level; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
@@ -12,7 +13,7 @@ from cebm.energies.density import (
     RegressionEnergy,
 )
 from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
-from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy
+from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
 from cebm.energies.sums import WeightedSum
 from cebm.energies.tilted import Tilted, TiltedEnergy
 
@@ -28,6 +29,7 @@ __all__ = [
     "ModuleEnergy",
     "NoiseConditional",
     "NoiseConditionalEnergy",
+    "NoiseConditionalTilt",
     "Penalty",
     "Regression",
     "RegressionEnergy",

@@ -19,7 +19,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, EnergySettings, Level, Obs, described, evaluating
+from cebm.energies.base import (
+    Actions,
+    Context,
+    Energies,
+    EnergyModel,
+    EnergySettings,
+    Level,
+    Obs,
+    described,
+)
+from cebm.energies.density import MixtureDensity
 from cebm.energies.feedforward import Linear
 from cebm.spaces import Specification
 
@@ -298,8 +308,6 @@ class NoiseConditional:
     """φ from the head's output o: 'dot' u·o, 'affine' u·o + o₀, 'scalar' o₀, 'half-squared-difference' u·o − ½|o|²."""
     precision: Precision = "float32"
     """'bf16': training multiplies in bfloat16, which is faster on a processor that has it."""
-    base: EnergySettings | None = None
-    """A density that can be blurred, whose smoothed −log q_s replaces that of N(0, d²). None: no such base."""
 
     explicit: ClassVar[bool] = False
 
@@ -313,14 +321,15 @@ class NoiseConditional:
         if self.precision not in ("float32", "bf16"):
             raise ValueError(f"precision must be 'float32' or 'bf16', got {self.precision!r}")
         if self.form not in ("dot", "affine", "scalar", "half-squared-difference"):
-            raise ValueError(
-                f"form must be 'dot', 'affine', 'scalar' or 'half-squared-difference', got {self.form!r}"
-            )
+            raise ValueError(f"form must be 'dot', 'affine', 'scalar' or 'half-squared-difference', got {self.form!r}")
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
-        """The energy, its weights drawn from `generator`: first those of the network, then those of the base."""
-        made = partial(
-            NoiseConditionalEnergy,
+        """The energy, its weights drawn from `generator`."""
+        return self.built(spec, generator, None)
+
+    def built(self, spec: Specification, generator: torch.Generator | None, base: EnergyModel | None) -> EnergyModel:
+        """The same around a base."""
+        return NoiseConditionalEnergy(
             spec.obs_dim,
             spec.act_dim,
             self.deviation,
@@ -329,6 +338,23 @@ class NoiseConditional:
             (self.width, self.blocks),
             self.form,
             self.precision,
+            base,
+            generator,
         )
-        base = None if self.base is None else self.base.build(spec, generator)
-        return made(base, generator)
+
+
+@dataclass(frozen=True)
+class NoiseConditionalTilt:
+    """A density blurred to every level in closed form, and a noise-conditional network for what it leaves over:
+    E_s = −log q_s(y|x) − (d/s) φ, with q_s = q ∗ N(0, s²)."""
+
+    tilt: NoiseConditional = NoiseConditional()
+    """Settings of the network."""
+    base: EnergySettings = MixtureDensity()
+    """Settings of the density q, which must be one that can be blurred (`smoothable`)."""
+
+    explicit: ClassVar[bool] = False
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        """The energy, its weights drawn from `generator`: first those of the base, then those of the network."""
+        return self.tilt.built(spec, generator, self.base.build(spec, generator))

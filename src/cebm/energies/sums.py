@@ -68,7 +68,9 @@ class WeightedSum(EnergyModel):
 
     def at(self, level: Level) -> EnergyModel:
         """The sum of the terms at that level; a term without levels, such as a penalty, is the same at all."""
-        return WeightedSum([term.at(level) for term in self.parts()], self.weights)
+        terms = [term.at(level) for term in self.parts()]
+        same = all(new is old for new, old in zip(terms, self.parts(), strict=True))
+        return self if same else WeightedSum(terms, self.weights)
 
     @property
     def _proposer(self) -> int | None:
