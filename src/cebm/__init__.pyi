@@ -98,6 +98,7 @@ from cebm.tasks import GymnasiumTask as GymnasiumTask
 from cebm.tasks import ParticleEnv as ParticleEnv
 from cebm.tasks import ParticleExpert as ParticleExpert
 from cebm.tasks import ParticleTask as ParticleTask
+from cebm.tasks import PushT as PushT
 from cebm.tasks import Task as Task
 from cebm.tasks import collect_particle as collect_particle
 from cebm.trainer import Trainer as Trainer

@@ -69,12 +69,16 @@ class Bench:
 
 @dataclass(frozen=True)
 class Demos:
-    """Writes demonstrations of a task's expert."""
+    """Writes demonstrations of a task's expert, or those that others recorded in it."""
 
     task: tyro.conf.Positional[str]
-    """The task: particle (two goals to visit, one after the other), or your own as FILE.py:NAME or MODULE:NAME."""
+    """The task: particle (two goals to visit, one after the other), push-t (or push-t:state, push-t:pixels), or your
+    own as FILE.py:NAME or MODULE:NAME."""
     out: Path
     """An `.npz` file, or a folder of memory-mapped arrays."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Convert recordings of others instead of asking an expert. For push-t: the human demonstrations of Chi et al., a
+    Zarr directory or an `.npz` with the same arrays."""
     episodes: int = 300
     """Episodes to demonstrate."""
     seed: int = 0
@@ -161,24 +165,16 @@ class Report:
         report_runs(list(self.runs), self.out, self.with_)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Runs a study: many runs, each resumable, on an engine. Finished runs are not repeated."""
+@dataclass(frozen=True, kw_only=True)
+class OnEngine:
+    """Where many runs run."""
 
-    study: tyro.conf.Positional[str]
-    """A Python file or module, with the name of the study in it unless that is `study`: FILE.py, FILE.py:NAME."""
     engine: Literal["local", "submitit", "ray"] = "local"
     """Processes of this machine; submitit, for SLURM; Ray."""
     workers: int | None = None
     """Runs at a time; by default one per core."""
     threads: int = 1
     """Threads of each run."""
-    out: Path = Path("runs/study")
-    """Folder of the runs, their records, and results.csv, results.parquet and results.html."""
-    metric: str | None = None
-    """The number that the page is about, such as test.success; by default the task's own."""
-    episodes: int = 200
-    """Held-out episodes that measure the best policy of each run; 0: none."""
     retries: int = 2
     """How often a run that failed is tried again."""
     address: str | None = None
@@ -187,6 +183,20 @@ class Sweep:
     """For submitit: slurm, local or debug; by default slurm where there is one."""
     option: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """For submitit, as NAME=VALUE: slurm_partition=gpu, timeout_min=600; may be repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(OnEngine):
+    """Runs a study: many runs, each resumable, on an engine. Finished runs are not repeated."""
+
+    study: tyro.conf.Positional[str]
+    """A Python file or module, with the name of the study in it unless that is `study`: FILE.py, FILE.py:NAME."""
+    out: Path = Path("runs/study")
+    """Folder of the runs, their records, and results.csv, results.parquet and results.html."""
+    metric: str | None = None
+    """The number that the page is about, such as test.success; by default the task's own."""
+    episodes: int = 200
+    """Held-out episodes that measure the best policy of each run; 0: none."""
     dry_run: bool = False
     """Run nothing: say how many runs there are, and by a short calibration what they cost."""
     with_: With = ()
@@ -198,8 +208,8 @@ class Sweep:
         sweep_study(self)
 
 
-@dataclass(frozen=True)
-class Reproduce:
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(OnEngine):
     """Measures the paper's claims and writes a ledger with a verdict for each. Goes on where it was stopped."""
 
     claims: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -208,8 +218,6 @@ class Reproduce:
     """'paper' is the evidence and takes hours; 'smoke' tries the code."""
     seeds: int | None = None
     """Seeds of every claim; by default the claim's own number."""
-    workers: int | None = None
-    """Processes of one thread each; by default one per core."""
     out: Path = Path("results")
     """Folder of the records and figures; the ledger is written beside it, with the suffix .md."""
     runs: Path = Path("runs/reproduce")

@@ -25,10 +25,10 @@ from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, 
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
-from cebm.tasks import Gym, ParticleTask, Task, task_of
+from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, Sweep
+    from cebm.cli import Certify, Demos, Eval, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -52,19 +52,23 @@ def named_trial(text: str) -> Trial:
 
 
 def named_task(text: str, particle: dict[str, Any]) -> Task:
-    """`particle` with these settings, a Gymnasium id, or the task that FILE.py:NAME or MODULE:NAME names."""
+    """`particle` with these settings, another task that ships with cebm, a Gymnasium id, or the task that FILE.py:NAME
+    or MODULE:NAME names."""
     if text == "particle":
         return ParticleTask(**particle)
     if particle:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in particle)
         raise ValueError(f"{options}: the particle task has this setting, {text} has not")
+    ours = shipped(text)
+    if ours is not None:
+        return ours
     place, _, name = text.rpartition(":")
     if re.search(r"/|-v\d+$", name) and not name.endswith(".py"):
         return Gym(text)
     if not place:
         raise ValueError(
-            f"task is {text!r}, expected particle, the id of a Gymnasium environment such as Pendulum-v1, "
-            "FILE.py:NAME or MODULE:NAME"
+            f"task is {text!r}, expected particle, {', '.join(SHIPPED)}, the id of a Gymnasium environment such as "
+            "Pendulum-v1, FILE.py:NAME or MODULE:NAME"
         )
     found = _made(find_piece(text), text)
     if not isinstance(found, Task):
@@ -271,12 +275,15 @@ def set_threads(threads: int | None) -> None:
 
 
 def write_demonstrations(arguments: "Demos") -> None:
-    """`cebm demos`: the episodes of a task's expert."""
+    """`cebm demos`: the episodes of a task's expert, or those that others recorded."""
     seed = check_seed(arguments.seed)
     particle = _particle_settings(arguments, ("dim", "steps", "wait", "random_order", "hide_velocity"))
     task = named_task(arguments.task, particle)
     check_target(arguments.out)  # before the expert's long work
-    demonstrations = task.demonstrations(arguments.episodes, seed)
+    if arguments.from_ is not None:
+        demonstrations = task.convert(arguments.from_)
+    else:
+        demonstrations = task.demonstrations(arguments.episodes, seed)
     demonstrations.save(arguments.out)
     print(f"{demonstrations.summary()}\n{arguments.out}")
 
@@ -369,15 +376,15 @@ def sweep_study(arguments: "Sweep") -> None:
     pieces = (_module_of(arguments.study), *arguments.with_)
     import_pieces(arguments.with_)
     study = find_piece(arguments.study if _names_a_piece(arguments.study) else f"{arguments.study}:study")
-    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
     if arguments.dry_run:
-        print(estimate(study, arguments.out, arguments.episodes).words(workers))
+        print(estimate(study, arguments.out, arguments.episodes).words(_workers(arguments)))
         return
     found = sweep(
         study,
-        _engine(arguments, workers),
+        engine_of(arguments, arguments.out / "logs"),
         arguments.out,
         pieces=tuple(map(_absolute, pieces)),
+        measure=getattr(study, "measure", None),
         episodes=arguments.episodes,
         retries=arguments.retries,
     )
@@ -398,8 +405,8 @@ def _absolute(reference: str) -> str:
     return str(Path(reference).absolute()) if reference.endswith(".py") else reference
 
 
-def _engine(arguments: "Sweep", workers: int) -> Engine:
-    logs = arguments.out / "logs"
+def engine_of(arguments: "OnEngine", logs: Path) -> Engine:
+    """The engine that the command line asks for; what the runs print goes to `logs`."""
     for name, value, engine in (
         ("address", arguments.address, "ray"),
         ("cluster", arguments.cluster, "submitit"),
@@ -407,12 +414,17 @@ def _engine(arguments: "Sweep", workers: int) -> Engine:
     ):
         if value is not None and arguments.engine != engine:
             raise ValueError(f"--{name} belongs to --engine {engine}, not to {arguments.engine}")
+    workers = _workers(arguments)
     if arguments.engine == "ray":
         return Ray(workers, arguments.threads, arguments.address)
     if arguments.engine == "submitit":
         options = dict(_option(word) for word in arguments.option)
         return Submitit(logs, workers, arguments.threads, arguments.cluster, options)
     return Local(workers, arguments.threads, logs)
+
+
+def _workers(arguments: "OnEngine") -> int:
+    return (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
 
 
 def _option(word: str) -> tuple[str, int | str]:

@@ -34,7 +34,7 @@ from cebm.objectives import (
 )
 from cebm.optimisers import Adam, Cosine, Optimiser, Trapezoid
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
-from cebm.spaces import Scaling, Specification
+from cebm.spaces import Part, Scaling, Specification
 
 __all__ = ["TRIALS", "Inputs", "Trial", "find_trial", "vary"]
 
@@ -62,9 +62,10 @@ class Inputs:
         if not 0 <= self.smoothing < inf:
             raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
 
-    def specification(self, obs: int, action: int) -> Specification:
-        """What an energy is built for, on data of so many columns."""
-        return Specification.flat(obs, action, self.history, self.horizon, self.smoothing)
+    def specification(self, obs: int | tuple[Part, ...], action: int) -> Specification:
+        """What an energy is built for, on data of so many columns, or of these parts of an observation."""
+        parts = (Part("obs", (obs,)),) if isinstance(obs, int) else obs
+        return Specification(parts, action, self.history, self.horizon, self.smoothing)
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Trainer:
         self.validation = validation.windows(inputs.history, inputs.horizon)
         self.obs_box = Box.fit(training.obs, inputs.obs_scaling).tiled(inputs.history).to(self.device)
         self.act_box = Box.fit(training.actions).tiled(inputs.horizon).to(self.device)
-        self.spec = inputs.specification(training.obs_dim, training.act_dim)
+        self.spec = inputs.specification(training.parts, training.act_dim)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
         if group.size > 1:  # the weights are the same in all processes, what follows is not

@@ -23,6 +23,7 @@ from cebm.demonstrations.checks import (
     settle_precision,
 )
 from cebm.demonstrations.files import read, write
+from cebm.parts import Part, check_parts, parts_from_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,14 @@ class Demonstrations:
     episode_ends: Int64[np.ndarray, "episodes"]
     metadata: dict[str, Any] = field(default_factory=dict)
     """Any JSON object. `collect_particle` stores the task here, so that `cebm eval` can rebuild it."""
+    parts: tuple[Part, ...] = ()
+    """Named parts of an observation, in the order of its columns; by default one that is named 'obs'."""
+    action_parts: tuple[Part, ...] = ()
+    """Named parts of an action; by default one that is named 'action'."""
+
+    def __post_init__(self) -> None:
+        for name, what, array in (("parts", "obs", self.obs), ("action_parts", "action", self.actions)):
+            object.__setattr__(self, name, check_parts(getattr(self, name), array.shape[1], what))
 
     @classmethod
     def from_arrays(
@@ -49,14 +58,17 @@ class Demonstrations:
         *,
         metadata: Mapping[str, Any] | None = None,
         source: str = "demonstrations",
+        parts: Sequence[Part] = (),
+        action_parts: Sequence[Part] = (),
     ) -> "Demonstrations":
         """Checks and wraps arrays [steps, obs], [steps, act] and [episodes]; `source` begins error messages.
 
         `episode_ends` is cumulative and exclusive, so the last one is the number of steps. Arrays that are
         float32 already are not copied. Other arrays are rounded to float32, or to float64 where float32 would lose
-        more than 1e-4 of the range of some column.
+        more than 1e-4 of the range of some column. `parts` and `action_parts` name the columns.
         """
-        return cls._checked(obs, actions, episode_ends, metadata, source, keep_float64=False)
+        named = (tuple(parts), tuple(action_parts))
+        return cls._checked(obs, actions, episode_ends, metadata, source, named, keep_float64=False)
 
     @classmethod
     def _checked(
@@ -66,6 +78,7 @@ class Demonstrations:
         episode_ends: ArrayLike,
         metadata: Mapping[str, Any] | None,
         source: str,
+        parts: tuple[tuple[Part, ...], tuple[Part, ...]],
         keep_float64: bool,
     ) -> "Demonstrations":
         ends = check_ends(episode_ends, source)
@@ -84,11 +97,19 @@ class Demonstrations:
             plain = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise DemonstrationError(f"{source}: metadata does not fit JSON: {error}") from error
-        return cls(seen, done, ends, plain)
+        try:
+            return cls(seen, done, ends, plain, *parts)
+        except ValueError as error:
+            raise DemonstrationError(f"{source}: {error}") from error
 
     @classmethod
     def from_episodes(
-        cls, episodes: Iterable[tuple[ArrayLike, ArrayLike]], *, metadata: Mapping[str, Any] | None = None
+        cls,
+        episodes: Iterable[tuple[ArrayLike, ArrayLike]],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        parts: Sequence[Part] = (),
+        action_parts: Sequence[Part] = (),
     ) -> "Demonstrations":
         """Builds a set from pairs of observations [steps, obs] and actions [steps, act], one pair per episode."""
         seen: list[np.ndarray] = []
@@ -112,7 +133,8 @@ class Demonstrations:
         if not seen:
             raise DemonstrationError("demonstrations: there are no episodes")
         ends = np.cumsum([len(array) for array in seen])
-        return cls.from_arrays(concatenate(seen), concatenate(done), ends, metadata=metadata)
+        named: dict[str, Any] = {"metadata": metadata, "parts": parts, "action_parts": action_parts}
+        return cls.from_arrays(concatenate(seen), concatenate(done), ends, **named)
 
     @property
     def steps(self) -> int:
@@ -147,7 +169,7 @@ class Demonstrations:
         parts = [self.episode(operator.index(index)) for index in episodes]
         ends = np.cumsum([len(obs) for obs, _ in parts], dtype=np.int64)
         obs, actions = np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
-        return Demonstrations(obs, actions, ends, dict(self.metadata))
+        return Demonstrations(obs, actions, ends, dict(self.metadata), self.parts, self.action_parts)
 
     def split(self, validation_fraction: float, seed: int) -> tuple["Demonstrations", "Demonstrations"]:
         """Splits the episodes at random into a training and a validation set; each gets at least one episode.
@@ -201,7 +223,7 @@ class Demonstrations:
         place.
         """
         arrays = {"obs": self.obs, "action": self.actions, "episode_ends": self.episode_ends}
-        write(Path(path), arrays, self.metadata)
+        write(Path(path), arrays, self.metadata, {"parts": self.parts, "action_parts": self.action_parts})
 
     @classmethod
     def load(
@@ -221,7 +243,12 @@ class Demonstrations:
         # From format 2 on, `save` has chosen the precision. A part of a set keeps that of the whole.
         chosen = header.get("version", 1) >= 2
         obs, actions, ends = arrays
-        return cls._checked(obs, actions, ends, metadata, str(source), keep_float64=chosen)
+        ours = (obs_key, action_key) == ("obs", "action")  # the header's parts are those of these two
+        try:
+            named = [parts_from_json(header.get(key, []) if ours else [], key) for key in ("parts", "action_parts")]
+        except ValueError as error:
+            raise DemonstrationError(f"{source}: {error}") from error
+        return cls._checked(obs, actions, ends, metadata, str(source), (named[0], named[1]), keep_float64=chosen)
 
 
 @dataclass(frozen=True, eq=False)

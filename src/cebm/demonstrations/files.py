@@ -13,11 +13,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from cebm.demonstrations.checks import DemonstrationError
+from cebm.parts import Part, parts_to_json
 
 FORMAT = "cebm.demonstrations"
 VERSION = 2  # 2 adds the checksum of the header, and arrays in float64
@@ -47,9 +49,15 @@ def check_target(target: Path) -> None:
         )
 
 
-def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes the arrays as `Demonstrations.save` describes."""
+def write(
+    target: Path,
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, Any],
+    parts: Mapping[str, tuple[Part, ...]] = MappingProxyType({}),
+) -> None:
+    """Writes the arrays as `Demonstrations.save` describes, and in the header the parts that have names."""
     header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "metadata": metadata}
+    header |= {key: parts_to_json(named) for key, named in parts.items() if not _unnamed(key, named)}
     check_target(target)
     if target.suffix == ".npz" and not target.is_dir():
         text = _sealed(header, target)
@@ -65,6 +73,12 @@ def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str,
     for array in target.glob("*-*.npy"):
         if array.name not in kept:
             array.unlink()
+
+
+def _unnamed(key: str, parts: tuple[Part, ...]) -> bool:
+    """Whether these are the parts of a set whose columns nobody named."""
+    default = "obs" if key == "parts" else "action"
+    return len(parts) == 1 and parts[0] == Part(default, (parts[0].size,))
 
 
 def read(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], list[np.ndarray]]:

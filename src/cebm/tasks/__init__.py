@@ -15,7 +15,7 @@ from cebm.tasks.base import (
     TaskError,
 )
 from cebm.tasks.gym import Gym, GymnasiumTask, MadeEnvironments, OneEnvironment
-from cebm.tasks.lookup import as_task, task_of
+from cebm.tasks.lookup import SHIPPED, as_task, shipped, task_of
 from cebm.tasks.particle import (
     ENV_ID,
     BatchedParticle,
@@ -25,10 +25,14 @@ from cebm.tasks.particle import (
     ParticleTask,
     collect_particle,
 )
+from cebm.tasks.pusht import ENV_ID as PUSHT_ID
+from cebm.tasks.pusht import PushT, PushTEnv
 
 __all__ = [
     "ENV_ID",
     "MOST_EPISODES",
+    "PUSHT_ID",
+    "SHIPPED",
     "TEST_SEED",
     "VALIDATION_SEED",
     "Actor",
@@ -41,14 +45,19 @@ __all__ = [
     "ParticleExpert",
     "ParticleOutcome",
     "ParticleTask",
+    "PushT",
+    "PushTEnv",
     "RollOut",
     "Task",
     "TaskError",
     "as_task",
     "collect_particle",
+    "shipped",
     "task_of",
 ]
 
 # No `max_episode_steps`: the length is a setting of the task, and the environment ends its own episodes.
 if ENV_ID not in gymnasium.registry:
     gymnasium.register(id=ENV_ID, entry_point="cebm.tasks.particle:ParticleEnv")
+if PUSHT_ID not in gymnasium.registry:
+    gymnasium.register(id=PUSHT_ID, entry_point="cebm.tasks.pusht:PushTEnv", max_episode_steps=300)

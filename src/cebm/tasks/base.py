@@ -7,6 +7,7 @@ else, so a task of one's own is a subclass of `Task`, or of `GymnasiumTask` wher
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -87,7 +88,15 @@ class Task(ABC):
 
     def demonstrations(self, episodes: int, seed: int) -> Demonstrations:
         """What the task's expert does in the first `episodes` episodes of `seed`; a TaskError where there is none."""
-        raise TaskError(f"{self.name} has no expert, so it cannot give demonstrations; load your own")
+        advice = "load your own"
+        if type(self).convert is not Task.convert:
+            advice = "convert recordings of others with `cebm demos TASK --from PATH --out OUT`"
+        raise TaskError(f"{self.name} has no expert, so it cannot give demonstrations; {advice}")
+
+    def convert(self, source: Path) -> Demonstrations:
+        """What others recorded in this task, as they published it, with this task's observations and actions; a
+        TaskError where no such recording is known."""
+        raise TaskError(f"{self.name} knows no recordings of others; read {source} as data of your own instead")
 
     def scene(self, actor: Actor, episodes: int) -> dict[str, Any] | None:
         """The held-out episodes (`TEST_SEED`) of the actor beside the expert's, as plain data that the report's page
