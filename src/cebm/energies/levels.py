@@ -10,8 +10,10 @@ level to level need few steps. The scaling is Karras' (2022): with d the deviati
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -34,7 +36,7 @@ from cebm.energies.feedforward import Linear
 from cebm.spaces import Specification
 
 Form = Literal["dot", "affine", "scalar", "half-squared-difference"]
-Precision = Literal["float32", "bf16"]
+Precision = Literal["float32", "bf16", "measured"]
 _LADDER = (5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.04)
 """`levels` of an energy, in units of d: those at which it is shown and checked. It knows all others too."""
 
@@ -148,6 +150,48 @@ class Head(nn.Module):
         return products - 0.5 * out.square().sum(-1), u - out, out
 
 
+class _Precision(nn.Module):
+    """Whether training multiplies in bfloat16. What was measured is a buffer, so that a run which is resumed does not
+    measure again: it would not go on bit for bit."""
+
+    decision: Tensor
+
+    def __init__(self, wanted: Precision) -> None:
+        super().__init__()
+        self.known: bool | None = {"float32": False, "bf16": True, "measured": None}[wanted]
+        if wanted == "measured":
+            self.register_buffer("decision", torch.tensor(-1))
+            self.register_load_state_dict_post_hook(lambda module, _: module.forget())
+
+    def forget(self) -> None:
+        """The buffer was loaded: it is looked at again."""
+        self.known = None
+
+    def is_half(self, device: torch.device) -> bool:
+        """Looks at the buffer, or measures, once."""
+        if self.known is None:
+            if int(self.decision) < 0:
+                self.decision.fill_(int(half_is_faster(device)))
+            self.known = bool(self.decision)
+        return self.known
+
+
+def half_is_faster(device: torch.device, size: int = 256, repeats: int = 20, least: float = 1.2) -> bool:
+    """Whether products of matrices take at most 1/`least` of the time in bfloat16: the fastest of many, a few
+    milliseconds in all. Where a processor only imitates bfloat16 it is up to 70 times slower."""
+    took = []
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix, times = torch.ones(size, size, dtype=dtype, device=device), []
+        for _ in range(repeats):
+            began = perf_counter()
+            float(torch.mm(matrix, matrix)[0, 0])  # waits for the result
+            times.append(perf_counter() - began)
+            if sum(times) > 0.05:
+                break
+        took.append(min(times))
+    return took[0] > least * took[1]
+
+
 class NoiseConditionalEnergy(EnergyModel):
     """E_s(x, y) at every level s; see the module. `energies` without `at` are those at `level · d`.
 
@@ -180,7 +224,7 @@ class NoiseConditionalEnergy(EnergyModel):
         self.obs_dim, self.act_dim, self.deviation = obs_dim, act_dim, deviation
         self.level: Level = level * deviation
         self.levels = tuple(deviation * share for share in _LADDER)
-        self.precision = precision
+        self.precision = _Precision(precision)
         self.closed_form = base is None or base.closed_form
         self.head = Head(act_dim, *head, form, generator)
         self.encoder = Encoder(obs_dim, self.head.conditions, *encoder, generator)
@@ -267,8 +311,9 @@ class NoiseConditionalEnergy(EnergyModel):
 
     def _cast(self, values: Tensor) -> Any:
         """Products in bfloat16 while training, where that is asked for: acting and its energies stay in float32."""
-        wanted = self.precision == "bf16" and self.training and torch.is_grad_enabled()
-        return torch.autocast(values.device.type, torch.bfloat16, enabled=wanted)
+        if not (self.training and torch.is_grad_enabled() and self.precision.is_half(values.device)):
+            return nullcontext()
+        return torch.autocast(values.device.type, torch.bfloat16)
 
     def check(self, context: Context, actions: Tensor) -> None:
         if self.base is not None and (not isinstance(context, tuple) or len(context) != 2):
@@ -307,7 +352,8 @@ class NoiseConditional:
     form: Form = "dot"
     """φ from the head's output o: 'dot' u·o, 'affine' u·o + o₀, 'scalar' o₀, 'half-squared-difference' u·o − ½|o|²."""
     precision: Precision = "float32"
-    """'bf16': training multiplies in bfloat16, which is faster on a processor that has it."""
+    """'bf16': training multiplies in bfloat16, which is faster on a processor that has it. 'measured': where that is
+    faster, as measured at the first step; a resumed run keeps to it."""
 
     explicit: ClassVar[bool] = False
 
@@ -318,8 +364,8 @@ class NoiseConditional:
         for name, least in (("width", 1), ("blocks", 0), ("encoder_width", 1), ("encoder_blocks", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.precision not in ("float32", "bf16"):
-            raise ValueError(f"precision must be 'float32' or 'bf16', got {self.precision!r}")
+        if self.precision not in ("float32", "bf16", "measured"):
+            raise ValueError(f"precision must be 'float32', 'bf16' or 'measured', got {self.precision!r}")
         if self.form not in ("dot", "affine", "scalar", "half-squared-difference"):
             raise ValueError(f"form must be 'dot', 'affine', 'scalar' or 'half-squared-difference', got {self.form!r}")
 
