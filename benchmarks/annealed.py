@@ -22,9 +22,10 @@ from benchmarks.annealed_pusht import JitteredTrainer, roll_out
 from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary, walk
 from cebm.denoising import DenoisingScore, LevelContrast, LevelRatio, Sum
-from cebm.energies import NoiseConditional, NoiseConditionalTilt
+from cebm.energies import Judged, NoiseConditional, NoiseConditionalTilt
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.negatives import InBatch, Mixture, ShortChains, Uniform
+from cebm.objectives import InfoNCE
 from cebm.optimisers import Adam
 from cebm.recipes import Inputs, Trial
 from cebm.tasks import ParticleTask
@@ -48,6 +49,8 @@ def ratio(weight: float, every: int = 1) -> Sum:
 
 HIGH = DenoisingScore(mean=-0.5)
 
+JUDGED = Judged(NoiseConditional(width=128, encoder_width=256))
+
 ARMS: dict[str, dict[str, Any]] = {
     "denoise": {"objective": SCORE},
     "denoise-high": {"objective": HIGH},
@@ -65,6 +68,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "ratio-1": {"objective": ratio(1.0), **AFFINE},
     "ratio-scalar": {"objective": ratio(1.0), "energy.form": "scalar"},
     "ratio-every-4": {"objective": ratio(1.0, 4), **AFFINE},
+    "judge": {"objective": contrast(OWN, 1.0), "energy": JUDGED},
+    "judge-clean": {"objective": Sum((SCORE, InfoNCE(OWN, 7)), (1.0, 1.0), (1, 4)), "energy": JUDGED},
+    "judge-in-batch": {"objective": contrast(InBatch(), 1.0), "energy": JUDGED},
     "base": {"objective": SCORE, "energy": NoiseConditionalTilt(NoiseConditional(width=128, encoder_width=256))},
 }
 """What each arm changes."""

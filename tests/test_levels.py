@@ -17,7 +17,15 @@ from cebm.annealing import Annealed, AnnealedSearch
 from cebm.certificate import Gaussian, certify
 from cebm.demonstrations import Demonstrations
 from cebm.denoising import DenoisingScore, LevelContrast, LevelRatio, Sum
-from cebm.energies import EnergyModel, MixtureDensity, NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
+from cebm.energies import (
+    MLP,
+    EnergyModel,
+    Judged,
+    MixtureDensity,
+    NoiseConditional,
+    NoiseConditionalEnergy,
+    NoiseConditionalTilt,
+)
 from cebm.energies.levels import half_is_faster
 from cebm.negatives import InBatch, Negatives, ShortChains, Uniform
 from cebm.optimisers import Trapezoid
@@ -31,8 +39,9 @@ from test_trainer import same_state
 
 FORMS = ("dot", "affine", "scalar", "half-squared-difference")
 SMALL = NoiseConditional(width=16, encoder_width=16)
+JUDGED = Judged(SMALL, MLP(16, init="torch"))
 BASED = NoiseConditionalTilt(SMALL, MixtureDensity(16))
-SETTINGS = [*(replace(SMALL, form=form) for form in FORMS), BASED, replace(SMALL, precision="bf16")]
+SETTINGS = [*(replace(SMALL, form=form) for form in FORMS), BASED, replace(SMALL, precision="bf16"), JUDGED]
 OWN = ShortChains(Annealed(), Uniform())
 BOTH = Sum((DenoisingScore(), LevelContrast(OWN)), (1.0, 0.1), (1, 4))
 

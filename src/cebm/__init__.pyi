@@ -19,6 +19,8 @@ from cebm.denoising import Sum as Sum
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
+from cebm.energies import Judged as Judged
+from cebm.energies import JudgedEnergy as JudgedEnergy
 from cebm.energies import MarginalEnergy as MarginalEnergy
 from cebm.energies import MixtureDensity as MixtureDensity
 from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy

@@ -96,7 +96,8 @@ class Annealed:
 
 @dataclass(frozen=True)
 class AnnealedSearch:
-    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy at `level`."""
+    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy at `level`; or, of an
+    energy that has a judge, by what the judge says."""
 
     sampler: Annealed = Annealed()
     """How candidates fall."""
@@ -200,6 +201,8 @@ class AnnealedSearch:
 
     def _chosen(self, problem: Problem, actions: Actions, energies: Energies) -> Int[Tensor, " rows"]:
         costs = energies
+        if problem.energy.judges:
+            costs = torch.where(energies < inf, problem.excess(actions), inf)
         if problem.previous is not None and self.closeness:
             away = (actions - problem.previous.unsqueeze(1)).square().sum(-1)
             costs = costs + 0.5 * self.closeness / problem.energy.deviation**2 * away

@@ -54,7 +54,8 @@ class DenoisingScore:
 class LevelContrast:
     """InfoNCE at noise levels: positives and negatives are blurred to the same level s, and L is the mean over levels
     of −log(e^{−E_s⁺} / (e^{−E_s⁺} + Σ e^{−E_s⁻})). Its minimum is E_s = −log p_s/q_s, with q_s the blurred density of
-    the negatives: with negatives from p itself an energy that no longer tells them apart."""
+    the negatives: with negatives from p itself an energy that no longer tells them apart. It trains `contrasted`, the
+    part of the energy that is there to be contrasted, or all of it."""
 
     source: Any = InBatch()
     """Where negatives come from."""
@@ -80,7 +81,8 @@ class LevelContrast:
         levels = actions.new_tensor(self.levels).mul_(energy.deviation).repeat_interleave(count).unsqueeze(0)
         clean = each.repeat(1, len(self.levels), 1)
         noisy = clean + levels.unsqueeze(-1) * _normal(clean.shape, actions, generator)
-        energies = energy.at(levels).energies(energy.encode(obs), noisy).unflatten(1, (-1, count))
+        target = energy.contrasted
+        energies = target.at(levels).energies(target.encode(obs), noisy).unflatten(1, (-1, count))
         positive, negative = energies[..., 0], energies[..., 1:]
         loss = info_nce(positive.flatten(), negative.flatten(0, 1))
         return Terms(

@@ -2,7 +2,7 @@
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
 `density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `levels` an energy at every
-noise level; `sums` the weighted sum.
+noise level; `judged` one whose draws another chooses from; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
@@ -13,6 +13,7 @@ from cebm.energies.density import (
     RegressionEnergy,
 )
 from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
+from cebm.energies.judged import Judged, JudgedEnergy
 from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
 from cebm.energies.sums import WeightedSum
 from cebm.energies.tilted import Tilted, TiltedEnergy
@@ -22,6 +23,8 @@ __all__ = [
     "EnergyModel",
     "EnergySettings",
     "FeedForwardEnergy",
+    "Judged",
+    "JudgedEnergy",
     "MLPEnergy",
     "MarginalEnergy",
     "MixtureDensity",

@@ -86,6 +86,11 @@ class EnergyModel(nn.Module, ABC):
         return self.energies(context, actions)
 
     @property
+    def judges(self) -> bool:
+        """Whether `excess` chooses among draws that fell through the levels, in place of the energy itself."""
+        return False
+
+    @property
     def explicit(self) -> bool:
         """Whether `best` gives the action without a search."""
         return type(self).best is not EnergyModel.best

@@ -82,6 +82,10 @@ class WeightedSum(EnergyModel):
     def proposes(self) -> bool:
         return self._proposer is not None
 
+    @property
+    def judges(self) -> bool:
+        return any(term.judges for term in self.parts())
+
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         index = self._proposer
         if index is None:
@@ -90,7 +94,8 @@ class WeightedSum(EnergyModel):
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """Σᵢ wᵢEᵢ + log q, with q the proposal of term k: its own excess, (wₖ − 1)Eₖ, and the other terms."""
-        proposer = self._proposer
+        judges = (index for index, term in enumerate(self.parts()) if term.judges)
+        proposer = next(judges, self._proposer)
         if proposer is None:
             return self.energies(context, actions)
         self.check(context, actions)
