@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 import cebm
-from benchmarks.annealed_pusht import JitteredTrainer, roll_out
 from cebm.annealing import Annealed, AnnealedSearch
-from cebm.composition import vary, walk
+from cebm.composition import vary
 from cebm.denoising import DenoisingScore, LevelContrast, LevelRatio, Sum
 from cebm.energies import Judged, NoiseConditional, NoiseConditionalTilt
 from cebm.evaluation import TEST_SEED, evaluate
@@ -28,8 +27,9 @@ from cebm.negatives import InBatch, Mixture, ShortChains, Uniform
 from cebm.objectives import InfoNCE
 from cebm.optimisers import Adam
 from cebm.recipes import Inputs, Trial
-from cebm.tasks import ParticleTask
+from cebm.tasks import ParticleTask, PushT
 from cebm.trainer import Trainer
+from cebm.units import Gaussian, PlanarPose, Relative
 
 OWN = ShortChains(Annealed(), Uniform())
 BOTH = Mixture((OWN, InBatch()), (0.5, 0.5))
@@ -49,8 +49,6 @@ def ratio(weight: float, every: int = 1) -> Sum:
 
 HIGH = DenoisingScore(mean=-0.5)
 
-JUDGED = Judged(NoiseConditional(width=128, encoder_width=256))
-
 ARMS: dict[str, dict[str, Any]] = {
     "denoise": {"objective": SCORE},
     "denoise-high": {"objective": HIGH},
@@ -68,12 +66,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "ratio-1": {"objective": ratio(1.0), **AFFINE},
     "ratio-scalar": {"objective": ratio(1.0), "energy.form": "scalar"},
     "ratio-every-4": {"objective": ratio(1.0, 4), **AFFINE},
-    "judge": {"objective": contrast(OWN, 1.0), "energy": JUDGED},
-    "judge-clean": {"objective": Sum((SCORE, InfoNCE(OWN, 7)), (1.0, 1.0), (1, 4)), "energy": JUDGED},
-    "judge-in-batch": {"objective": contrast(InBatch(), 1.0), "energy": JUDGED},
-    "base": {"objective": SCORE, "energy": NoiseConditionalTilt(NoiseConditional(width=128, encoder_width=256))},
+    "judge": {"objective": contrast(OWN, 1.0), "around": Judged},
+    "judge-clean": {"objective": Sum((SCORE, InfoNCE(OWN, 7)), (1.0, 1.0), (1, 4)), "around": Judged},
+    "judge-in-batch": {"objective": contrast(InBatch(), 1.0), "around": Judged},
+    "base": {"objective": SCORE, "around": NoiseConditionalTilt},
 }
-"""What each arm changes."""
+"""What each arm changes; `around` builds another energy around the start's."""
 
 PROCEDURES: dict[str, dict[str, Any]] = {
     "one draw": {"candidates": 1, "choice": "first"},
@@ -93,7 +91,16 @@ def particle_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
         acting=AnnealedSearch(),
         inputs=Inputs("standardise"),
     )
-    return vary(start, **arm)
+    return composed(start, arm)
+
+
+def composed(start: Trial, arm: dict[str, Any]) -> Trial:
+    """The start with what an arm changes."""
+    changes = dict(arm)
+    around = changes.pop("around", None)
+    if around is not None:
+        changes["energy"] = around(start.energy)
+    return vary(start, **changes)
 
 
 @dataclass(frozen=True)
@@ -152,11 +159,12 @@ def particle(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> 
 
 
 def pusht(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> dict[str, Any]:
-    """206 human demonstrations, keypoints; 100 held-out starts per way to act."""
+    """206 human demonstrations, keypoints; held-out starts, the same for all ways to act."""
     record: dict[str, Any] = {"task": "pusht", "arm": arm, "seed": seed}
-    trial = pusht_trial(ARMS[arm], settings)
+    task, trial = PushT(), pusht_trial(ARMS[arm], settings)
     if not (where / "header.json").exists():
-        trainer = JitteredTrainer(trial, settings.data, seed)
+        training, validation = task.convert(settings.data).split(0.05, seed)
+        trainer = Trainer(trial, training, validation, seed, limits=task.limits, steps=10**9)
         record |= trained(trainer, settings.seconds)
         trainer.policy().save(where)
         (where / "trained.json").write_text(json.dumps(record))
@@ -165,27 +173,33 @@ def pusht(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> dic
     record["reward"], record["success"], record["episodes"] = {}, {}, settings.episodes
     for name in settings.procedures:
         acting = vary(trial.acting, **PROCEDURES[name])
-        found = roll_out(replace(policy, acting=acting), settings.episodes, 200_000)
-        rows[name] = found["reward"]
-        mean, error = np.mean(found["reward"]), np.std(found["reward"], ddof=1) / settings.episodes**0.5
-        record["reward"][name] = [round(float(mean), 4), round(float(error), 4)]
-        record["success"][name] = float(np.mean(found["success"]))
+        found = evaluate(replace(policy, acting=acting), task, episodes=settings.episodes, latency_calls=0, execute=8)
+        rows[name] = [row["reward"] for row in found.rows]
+        error = np.std(rows[name], ddof=1) / settings.episodes**0.5
+        record["reward"][name] = [round(float(np.mean(rows[name])), 4), round(float(error), 4)]
+        record["success"][name] = float(np.mean([row["success"] for row in found.rows]))
         print(arm, name, record["reward"][name], record["success"][name], flush=True)
     record["paired"] = paired(rows, settings.procedures[0])
     return record
 
 
 def pusht_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
-    """The arm with the recipe's network; actions are in units of 64 px and may be larger than 1."""
+    """The arm with the recipe's network. Actions are relative to the agent, in units of 64 px, with a deviation of about
+    1; the state of a training example moves by 5 px (agent), 3 px and 0.03 rad (block)."""
     start = Trial(
         NoiseConditional(deviation=1.0, precision=settings.precision),
         SCORE,
         optimiser=Adam(settings.rate, Timed(settings.seconds, 0.5), settings.batch, average=0.999, weight_decay=1e-4),
-        acting=AnnealedSearch(Annealed(margin=None)),
-        inputs=Inputs("standardise"),
+        acting=AnnealedSearch(),
+        inputs=Inputs(
+            "standardise",
+            history=2,
+            horizon=16,
+            relative=Relative((0, 1), (18, 19), 64),
+            jitter=(Gaussian((18, 19), 5), PlanarPose("0:18", 3, 0.03)),
+        ),
     )
-    changed = vary(start, **arm)
-    return vary(changed, **{f"{path}.margin": None for path, piece in walk(changed) if isinstance(piece, Annealed)})
+    return composed(start, arm)
 
 
 def paired(rows: dict[str, list[Any]], against: str) -> dict[str, list[float]]:

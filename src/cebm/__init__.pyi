@@ -12,6 +12,7 @@ from cebm.certificate import certify as certify
 from cebm.composition import vary as vary
 from cebm.demonstrations import DemonstrationError as DemonstrationError
 from cebm.demonstrations import Demonstrations as Demonstrations
+from cebm.demonstrations import open_demonstrations as open_demonstrations
 from cebm.denoising import DenoisingScore as DenoisingScore
 from cebm.denoising import LevelContrast as LevelContrast
 from cebm.denoising import LevelRatio as LevelRatio
@@ -95,8 +96,10 @@ from cebm.spaces import Box as Box
 from cebm.spaces import Part as Part
 from cebm.spaces import Specification as Specification
 from cebm.tasks import BatchedParticle as BatchedParticle
+from cebm.tasks import Forks as Forks
 from cebm.tasks import Gym as Gym
 from cebm.tasks import GymnasiumTask as GymnasiumTask
+from cebm.tasks import MetaWorld as MetaWorld
 from cebm.tasks import ParticleEnv as ParticleEnv
 from cebm.tasks import ParticleExpert as ParticleExpert
 from cebm.tasks import ParticleTask as ParticleTask

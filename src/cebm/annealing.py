@@ -40,8 +40,9 @@ class Annealed:
     """Langevin steps y' = y − τ∇E_s + √(2τ) ω at each level before the step to the next."""
     correction_size: float = 0.1
     """τ of a correction, in units of s²d²/(s² + d²), the variance that a clean action has under a blurred one."""
-    margin: float | None = 0.05
-    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded."""
+    margin: float | None = None
+    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded, as relative
+    actions are, which a policy clips to what is available."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -157,11 +158,11 @@ class AnnealedSearch:
         open_rows = (~self._agree(actions, problem.energy.deviation)).nonzero()[:, 0]
         if not len(open_rows):
             return actions, energies
-        context = mapped(lambda part: part[open_rows], problem.context)
-        more = problem.clip(self._fallen(sampler, problem, context, noise[open_rows, self.look :]))
+        rest = _of_rows(problem, open_rows)
+        more = rest.clip(self._fallen(sampler, rest, rest.context, noise[open_rows, self.look :]))
         others = actions[:, :1].repeat(1, more.shape[1], 1)
         costs = energies.new_full(others.shape[:2], inf)
-        others[open_rows], costs[open_rows] = more, self._energies(problem, context, more)
+        others[open_rows], costs[open_rows] = more, self._energies(rest, rest.context, more)
         return torch.cat([actions, others], 1), torch.cat([energies, costs], 1)
 
     def _agree(self, actions: Actions, deviation: float) -> Bool[Tensor, " rows"]:
@@ -214,6 +215,13 @@ class AnnealedSearch:
         shape = (1 if problem.shared else energies.shape[0], energies.shape[1])
         uniform = torch.rand(shape, generator=problem.generator, dtype=energies.dtype, device=energies.device)
         return (-costs / self.temperature - (-uniform.clamp_min(1e-30).log()).log()).argmax(1)
+
+
+def _of_rows(problem: Problem, rows: Int[Tensor, " some"]) -> Problem:
+    """What there is to act upon for some of the observations."""
+    low, high = (limit if limit.ndim == 1 else limit[rows] for limit in (problem.low, problem.high))
+    context = mapped(lambda part: part[rows], problem.context)
+    return replace(problem, context=context, rows=len(rows), low=low, high=high)
 
 
 def _normal(shape: Any, like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:

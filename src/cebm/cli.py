@@ -72,7 +72,8 @@ class Demos:
     """Writes demonstrations of a task's expert, or those that others recorded in it."""
 
     task: tyro.conf.Positional[str]
-    """The task: particle (two goals to visit, one after the other), push-t (or push-t:state, push-t:pixels), or your
+    """The task: particle (two goals to visit, one after the other), forks (three rows of obstacles, 24 ways),
+    push-t (or push-t:state, push-t:pixels), metaworld:NAME (or metaworld:NAME:mixed, NAME:left, NAME:right), or your
     own as FILE.py:NAME or MODULE:NAME."""
     out: Path
     """An `.npz` file, or a folder of memory-mapped arrays."""
@@ -101,6 +102,31 @@ class Demos:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Looks into demonstrations of any format (inspect), or writes them in cebm's own (convert). docs/data.md."""
+
+    what: tyro.conf.Positional[Literal["inspect", "convert"]]
+    """inspect: episodes, lengths, ranges, and what looks wrong. convert: reads PATH and writes OUT."""
+    path: tyro.conf.Positional[Path]
+    """A file or folder; its content tells the format."""
+    out: tyro.conf.Positional[Path | None] = None
+    """Of convert: an `.npz` file, or a folder of memory-mapped arrays."""
+    data_obs: tuple[str, ...] = ()
+    """Arrays or columns that are observations: names, patterns, or NAME=PATTERN; by default the usual."""
+    data_action: tuple[str, ...] = ()
+    """Those that are actions."""
+    data_episodes: tuple[str, ...] = ()
+    """What tells where episodes end: ends, lengths, an id per step, flags of the last step; or `one`, `each`."""
+    json: bool = False
+    """Print what inspect finds as one JSON object."""
+
+    def __call__(self) -> None:
+        from cebm.data_commands import data_command
+
+        data_command(self)
+
+
+@dataclass(frozen=True)
 class Train:
     """Trains a recipe: `cebm train TRIAL …`, `cebm train FILE.py:NAME …`, or `cebm train --resume RUN`. `cebm train
     --help` lists the trials, `cebm train TRIAL --help` every setting."""
@@ -117,6 +143,8 @@ class Eval:
     run's own task."""
     env: str | None = None
     """The id of a Gymnasium environment, such as Pendulum-v1 or PACKAGE:ID; the same as --task with an id."""
+    metric: str | None = None
+    """The column to print with its interval; by default the task's own."""
     episodes: int = 100
     """Episodes to roll out."""
     max_steps: int | None = None
@@ -133,6 +161,12 @@ class Eval:
     """Start each search at the previous action."""
     last: bool = False
     """The last policy of the run instead of the best one."""
+    workers: int = 1
+    """Processes that step the environments, while the policy acts on all episodes at once; the result is the same."""
+    video: Path | None = None
+    """A folder for films of episodes (MP4 with the package av, else GIF; needs the extra `video`)."""
+    film: tuple[int, ...] = (0, 1, 2)
+    """The episodes to film, by their numbers; counts with --video."""
     threads: int | None = None
     """Threads for torch."""
     device: str = "cpu"
@@ -248,6 +282,7 @@ def from_checkout(name: str) -> Any:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demos": Demos,
+    "data": Data,
     "train": Train,
     "eval": Eval,
     "report": Report,

@@ -3,8 +3,9 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,11 +18,12 @@ from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
+from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
-from cebm.progress import ProgressBar, TensorBoard, measured
+from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, resume, train
+from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
@@ -132,7 +134,8 @@ class RunArguments:
     out: Path | None = None
     """The run directory; by default runs/TRIAL-SEED."""
     data: Path | None = None
-    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them. By default the task's expert gives them."""
+    """Demonstrations: cebm's own, .npz, .npy, CSV, Parquet, HDF5, Zarr, Minari or LeRobot (docs/data.md). By default
+    the task's expert gives them."""
     task: str | None = None
     """Where the policy is rolled out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By
     default the task that the data name, and particle without data."""
@@ -224,7 +227,8 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         with group_of_environment(job.device) as group:
             with group.together():
                 check_new(out)  # before an expert's long work
-                material = material_of(job)
+                with share_bar("reading") if group.first else nullcontext(lambda share: None) as listen_reading:
+                    material = material_of(job, listen_reading)
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
@@ -304,11 +308,17 @@ def evaluate_run(arguments: "Eval") -> None:
         seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
         max_steps=arguments.max_steps,
         warm_start=arguments.warm_start,
+        workers=arguments.workers,
+        film=() if arguments.video is None else tuple(i for i in arguments.film if i < arguments.episodes),
         **{name: value for name, value in effort.items() if value is not None},
     )
-    summary = {"task": task.name, "metric": task.metric, **result.summary()}
+    metric = arguments.metric or task.metric
+    summary = {"task": task.name, "metric": metric, **result.summary(), **_interval(result, metric)}
     # First of all the result: the disk may be full.
-    print(json.dumps(summary) if arguments.json else sentence(result, task.metric), flush=True)
+    print(json.dumps(summary) if arguments.json else sentence(result, metric), flush=True)
+    if arguments.video is not None:
+        for index, frames in result.frames.items():
+            print(write_film(frames, arguments.video / f"episode-{index}"), file=sys.stderr)
     if is_run:
         try:
             result.write_csv(where / "evaluation.csv")
@@ -317,13 +327,21 @@ def evaluate_run(arguments: "Eval") -> None:
             raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
 
 
+def _interval(result: Evaluation, metric: str) -> dict[str, Any]:
+    """The ends of the metric's 95 % interval; none where all episodes have one number together."""
+    if metric in result.overall:
+        return {}
+    found = result.interval(metric)
+    return {f"{metric}_low": found.to_json()[1], f"{metric}_high": found.to_json()[2]}
+
+
 def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> Task:
     if arguments.env is not None and arguments.task is not None:
         raise ValueError("env and task say the same: give one of them")
     if arguments.env is not None:
         return Gym(arguments.env)
     if arguments.task is not None:
-        dim = {"dim": policy.act_box.dim // policy.horizon} if arguments.task == "particle" else {}
+        dim = {"dim": policy.columns[1]} if arguments.task == "particle" else {}
         return named_task(arguments.task, dim)
     task = None if job is None else _task_of(job)
     if task is None:
@@ -335,15 +353,16 @@ def _task_of(job: Job) -> Task | None:
     """The job's task, or the one that the header of its data names."""
     if job.task is not None or job.data is None:
         return job.task
-    from cebm.demonstrations import Demonstrations
-
-    return task_of(Demonstrations.load(job.data).metadata)
+    return task_of(demonstrations_of(job, job.data).metadata)
 
 
 def sentence(result: Evaluation, metric: str = "success") -> str:
     """The summary for people."""
     summary = result.summary()
     words = [measured(summary, metric)] if measured(summary, metric) else []
+    if metric != "success" and metric not in result.overall and result.episodes > 1:
+        found = result.interval(metric)
+        words.append(f"[{found.low:.4g}, {found.high:.4g}]")
     successes = "" if result.successes is None else f"{result.successes}/"
     words.append(f"({successes}{result.episodes} episodes)")
     words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
