@@ -24,6 +24,8 @@ Context = Any
 """What `encode` gives: a tensor, or a tuple, list or dict of tensors, each with the batch as its first axis."""
 Actions = Float[Tensor, "batch samples act"]
 Energies = Float[Tensor, "batch samples"]
+Level = float | Float[Tensor, "batch samples"]
+"""A noise level: one for all actions, or one for each."""
 PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,6 +42,10 @@ class EnergyModel(nn.Module, ABC):
     """Whether gradients come without autograd: the search then runs in inference mode, which is an eighth faster."""
     levels: tuple[float, ...] = ()
     """Noise levels that `at` knows, the largest first; none for an energy without levels."""
+    deviation: float = 0.5
+    """Deviation d of the actions, in units of which a sampler or an objective counts levels."""
+    smoothable: bool = False
+    """Whether `at(s)` is, for every s, the exact energy −log(p ∗ N(0, s²)) of the blurred density."""
 
     @abstractmethod
     def encode(self, obs: Obs) -> Context:
@@ -56,7 +62,7 @@ class EnergyModel(nn.Module, ABC):
         with evaluating(self):
             return autograd_gradients(lambda y: self.energies(context, y), actions)
 
-    def at(self, level: float) -> "EnergyModel":
+    def at(self, level: Level) -> "EnergyModel":
         """The energy at a noise level, for the same context: itself, for an energy without levels."""
         return self
 
@@ -78,6 +84,11 @@ class EnergyModel(nn.Module, ABC):
                 f"{type(self).__name__} has `propose` but no `excess`, the energy plus log q of its proposal"
             )
         return self.energies(context, actions)
+
+    @property
+    def judges(self) -> bool:
+        """Whether `excess` chooses among draws that fell through the levels, in place of the energy itself."""
+        return False
 
     @property
     def explicit(self) -> bool:
