@@ -110,14 +110,14 @@ class EnergyModel(nn.Module, ABC):
             fits = isinstance(context, Tensor) and context.ndim == 2 and context.shape[1] == self.context_dim
             if not fits:
                 raise ValueError(f"context must be [batch, {self.context_dim}], got {described(context)}")
-        first = next(leaves(context), None)
+        first = context if isinstance(context, Tensor) else next(leaves(context), None)
         if first is None or not first.ndim:
             raise ValueError("context must hold tensors whose first axis is the batch")
-        batch = first.shape[0]
-        if actions.ndim != 3 or actions.shape[2] != self.act_dim or actions.shape[0] != batch:
-            raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(actions.shape)}")
-        if actions.shape[0] == 0 or actions.shape[1] == 0:
-            raise ValueError(f"actions must not be empty, got {tuple(actions.shape)}")
+        batch, shape = first.shape[0], actions.shape
+        if len(shape) != 3 or shape[2] != self.act_dim or shape[0] != batch:
+            raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(shape)}")
+        if shape[0] == 0 or shape[1] == 0:
+            raise ValueError(f"actions must not be empty, got {tuple(shape)}")
 
     def check_obs(self, obs: Tensor) -> None:
         """ValueError where a flat observation does not fit this energy."""
@@ -210,7 +210,7 @@ class Penalty(EnergyModel):
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode (no dropout) inside the block; every submodule gets its own mode back."""
-    training = [submodule for submodule in module.modules() if submodule.training]
+    training = _training(module)
     try:
         for submodule in training:
             submodule.training = False
@@ -218,6 +218,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for submodule in training:
             submodule.training = True
+
+
+def _training(module: nn.Module) -> list[nn.Module]:
+    """The submodules in training mode. `module.modules()` also makes names, which takes as long as a small layer."""
+    found, left = [], [module]
+    while left:
+        each = left.pop()
+        if each.training:
+            found.append(each)
+        left.extend(child for child in each._modules.values() if child is not None)
+    return found
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
 from cebm.energies.feedforward import Init, Linear
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
 
 
@@ -32,9 +33,9 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Linear(i, o, init, generator=generator) for i, o in pairwise(sizes))
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
-        for layer in self.layers[:-1]:
-            obs = F.relu(layer(obs))
-        return self.layers[-1](obs)
+        for place, layer in enumerate(self.layers):  # no slice: that would make a module of its own, in every call
+            obs = layer(F.relu(obs) if place else obs)
+        return obs
 
 
 class RegressionEnergy(EnergyModel):
@@ -144,8 +145,8 @@ class MixtureDensityEnergy(EnergyModel):
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the mixture itself."""
         rows = 1 if shared else len(context)
-        settings = {"generator": generator, "dtype": context.dtype, "device": context.device}
-        uniform, normal = torch.rand((rows, n), **settings), torch.randn((rows, n, self.act_dim), **settings)
+        uniform = draw_uniform(generator, (rows, n), context)
+        normal = draw_normal(generator, (rows, n, self.act_dim), context)
         return self.place(context, uniform.expand(len(context), -1), normal.expand(len(context), -1, -1))
 
     def excess(self, context: Context, actions: Actions) -> Energies:
@@ -158,8 +159,9 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> Float[Tensor, "batch n act"]:
         """The draws that these numbers make: the component by inversion, then its mean and deviation."""
         log_weights, means, log_stds = self._mixture(context)
-        steps = log_weights.exp().cumsum(1).contiguous()
-        component = torch.searchsorted(steps, uniform.contiguous(), right=True).clamp_max(self.components - 1)
+        # How many cumulated weights a number has reached; a search is no quicker, and cannot be exported.
+        reached = log_weights.exp().cumsum(1).unsqueeze(1) <= uniform.unsqueeze(2)
+        component = reached.sum(2).clamp_max(self.components - 1)
         index = component.unsqueeze(-1).expand(-1, -1, self.act_dim)
         return means.gather(1, index) + log_stds.exp().gather(1, index) * normal
 
