@@ -189,7 +189,7 @@ class Direct:
     def search(self, problem: Problem) -> Found:
         best = problem.energy.best(problem.context).unsqueeze(1)
         count = 1 if problem.candidates is None else problem.candidates
-        if problem.energy.proposes:
+        if problem.energy.proposes and count > 1:
             others = problem.energy.propose(problem.context, count, problem.generator)[:, 1:]
         else:
             others = best.expand(-1, count - 1, -1)

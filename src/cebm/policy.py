@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -168,8 +168,10 @@ class EnergyPolicy:
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
-        found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
+        found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self._units(_taken(found))
+        if torch.compiler.is_compiling():  # no exception comes out of an exported policy: NaN says the same
+            action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:
             action = action[0]
         return action.to(obs.device) if isinstance(obs, Tensor) else action.cpu().numpy()  # type: ignore[return-value]
@@ -215,12 +217,12 @@ class EnergyPolicy:
         """What `acting.search` gets for these observations, encoded."""
         inputs = self._inputs(obs, "obs", self.obs_box)
         before = None if previous is None else self._inputs(previous, "previous", self.act_box)
-        if before is not None and len(before) != len(inputs):
+        if before is not None and before.shape[0] != inputs.shape[0]:
             raise ValueError(f"previous has {len(before)} rows, obs has {len(inputs)}")
         return Problem(
             self.energy,
             self.energy.encode(inputs),
-            len(inputs),
+            inputs.shape[0],
             self.act_box,
             *self._normalised_limits,
             torch.Generator(self.device).manual_seed(0) if generator is None else generator,
@@ -266,6 +268,19 @@ class EnergyPolicy:
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
 
+    def export(
+        self,
+        path: str | Path,
+        format: Literal["onnx", "torch", "aoti"] = "onnx",
+        candidates: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """Writes one file that acts as `act` does with this effort, without cebm: `cebm.load_exported` gives it back as
+        a policy. Its observations are [batch, history · frame] and its random numbers are inputs (docs/deploy.md)."""
+        from cebm.export import export
+
+        export(self, path, format, candidates, steps)
+
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
         self._inputs(obs, "obs", self.obs_box)
@@ -288,12 +303,13 @@ class EnergyPolicy:
         if budget_ms is not None:
             batch = 1 if np.ndim(obs) == 1 else len(obs)
             candidates = self.candidates_within(budget_ms, batch, steps)
-        with torch.inference_mode() if self.energy.closed_form else torch.no_grad():
+        exporting = torch.compiler.is_compiling()
+        with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
             wishes: dict[str, Any] = {"candidates": candidates, "steps": steps, "previous": previous}
             problem = self.problem(obs, **wishes, generator=generator, everything=everything)
             found = self.acting.search(problem)
             chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
-            if not float(chosen.max()) < torch.inf:
+            if not exporting and not float(chosen.max()) < torch.inf:
                 row = int((~(chosen < torch.inf)).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         return found, chosen
@@ -310,7 +326,7 @@ class EnergyPolicy:
                 raise ValueError(f"{name} must be numbers, got {type(values).__name__}: {error}") from error
         rows = rows.to(self.device, box.centre.dtype)
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.shape[1] != box.dim or not len(rows):
+        if rows.ndim != 2 or rows.shape[1] != box.dim or not rows.shape[0]:
             raise ValueError(f"{name} must be [{box.dim}] or [batch, {box.dim}], got {tuple(np.shape(values))}")
         # In the dtype of the units: far from zero, float32 would round before the centre is taken off.
         inputs = box.scaled(rows).to(self._dtype)
@@ -348,7 +364,8 @@ class EnergyPolicy:
 
 def _taken(found: Found) -> Float[Tensor, "batch act"]:
     """The candidate that was chosen for each observation."""
-    return found.actions[torch.arange(len(found.chosen), device=found.chosen.device), found.chosen]
+    index = found.chosen.view(-1, 1, 1).expand(-1, 1, found.actions.shape[2])
+    return found.actions.gather(1, index)[:, 0]
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:

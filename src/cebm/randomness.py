@@ -3,6 +3,7 @@ exported policy can take the same numbers as an input: then the generator is a `
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from jaxtyping import Float, Int
@@ -52,3 +53,59 @@ def inverted(weights: Float[Tensor, "rows k"], uniform: Float[Tensor, "rows n"])
     steps = weights.cumsum(1)
     reached = steps.unsqueeze(1) <= uniform.unsqueeze(2) * steps[:, -1:].unsqueeze(2)
     return reached.sum(2).clamp_max(weights.shape[1] - 1)
+
+
+class Recorder(Noise):
+    """Draws from another generator and keeps what it drew, in order: (kind, numbers), 'normal' or 'uniform'."""
+
+    def __new__(cls, source: torch.Generator) -> "Recorder":
+        return torch.Generator.__new__(cls, source.device)  # type: ignore[call-arg]
+
+    def __init__(self, source: torch.Generator) -> None:
+        self.source = source
+        self.drawn: list[tuple[str, Tensor]] = []
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._kept("normal", draw_normal(self.source, shape, like))
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._kept("uniform", draw_uniform(self.source, shape, like))
+
+    def index(self, weights: Float[Tensor, "rows k"], n: int) -> Int[Tensor, "rows n"]:
+        """As the source draws it. What is kept lies in the middle between the two cumulated weights."""
+        index = draw_index(self.source, weights, n)
+        steps = weights.cumsum(1)
+        middle = steps - weights / 2
+        self._kept("uniform", (middle / steps[:, -1:]).gather(1, index))
+        return index
+
+    def _kept(self, kind: str, numbers: Tensor) -> Tensor:
+        self.drawn.append((kind, numbers))
+        return numbers
+
+
+class Slices(Noise):
+    """Hands out the columns of two matrices, [rows, normals] and [rows, uniforms], in the order in which they are asked
+    for. `per_row` says of each draw whether its first axis is that of the rows; of any other the first row's serve."""
+
+    def __new__(cls, normals: Tensor, uniforms: Tensor, per_row: Sequence[bool]) -> "Slices":
+        return torch.Generator.__new__(cls, normals.device)  # type: ignore[call-arg]
+
+    def __init__(self, normals: Tensor, uniforms: Tensor, per_row: Sequence[bool]) -> None:
+        self._left = {"normal": normals, "uniform": uniforms}
+        self._per_row = iter(per_row)
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._next("normal", shape, like)
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self._next("uniform", shape, like)
+
+    def _next(self, kind: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        numbers = self._left[kind]
+        if not next(self._per_row):
+            numbers, inner = numbers[:1], prod(shape)
+        else:
+            inner = prod(shape[1:])
+        mine, self._left[kind] = numbers[:, :inner], self._left[kind][:, inner:]
+        return mine.reshape(tuple(shape)).to(like.dtype)

@@ -140,14 +140,15 @@ class MixtureDensityEnergy(EnergyModel):
         distances = (means.unsqueeze(2) - means.unsqueeze(1)).square() / variances.unsqueeze(1)
         heights = log_weights.unsqueeze(1) - 0.5 * (distances + variances.log().unsqueeze(1)).sum(-1)
         index = heights.logsumexp(2).argmax(1)
-        return means[torch.arange(len(means), device=means.device), index]
+        return means.gather(1, index.view(-1, 1, 1).expand(-1, 1, self.act_dim))[:, 0]
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the mixture itself."""
-        rows = 1 if shared else len(context)
+        batch = context.shape[0]
+        rows = 1 if shared else batch
         uniform = draw_uniform(generator, (rows, n), context)
         normal = draw_normal(generator, (rows, n, self.act_dim), context)
-        return self.place(context, uniform.expand(len(context), -1), normal.expand(len(context), -1, -1))
+        return self.place(context, uniform.expand(batch, -1), normal.expand(batch, -1, -1))
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q is 0: the proposal is the model."""

@@ -114,7 +114,7 @@ class FeedForwardEnergy(EnergyModel):
     ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
         """E and ∇E of the same, with respect to `inputs`."""
         batch, samples, _ = inputs.shape
-        whole = torch.is_grad_enabled() or inputs.device.type != "cpu"
+        whole = torch.is_grad_enabled() or inputs.device.type != "cpu" or torch.compiler.is_compiling()
         if not whole:
             block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
             whole = batch * samples <= block_rows // 8  # a few rows take less time than the buffers' bookkeeping
