@@ -199,7 +199,10 @@ def _torch(program: torch.export.ExportedProgram, contract: Contract) -> bytes:
 
 
 def _aoti(program: torch.export.ExportedProgram, contract: Contract) -> bytes:
-    settings = {"aot_inductor.metadata": {"cebm": contract.to_json()}}
+    # The numbers of columns by themselves too, for a program that reads no JSON.
+    columns = {kind: str(contract.count(kind)) for kind in ("normal", "uniform")}
+    about = {"cebm": contract.to_json(), "obs": str(contract.history * contract.frame), **columns}
+    settings = {"aot_inductor.metadata": about}
     try:
         with _temporary("program.pt2") as path, _quiet():
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
