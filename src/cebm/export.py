@@ -24,12 +24,14 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from cebm import __version__
 from cebm.policy import EnergyPolicy
 from cebm.randomness import Noise, Recorder, Slices
 from cebm.settings import to_json
+from cebm.spaces import tracing
 from cebm.storage import write_atomically
 
 Format = Literal["onnx", "torch", "aoti"]
@@ -165,15 +167,24 @@ def trace(policy: EnergyPolicy, contract: Contract) -> torch.export.ExportedProg
     obs = _middle(policy, 3)
     numbers = getattr(torch, contract.dtypes[1])
     noise = [torch.full((3, contract.count(name)), 0.5, dtype=numbers) for name in contract.inputs()[1:]]
-    dynamic = ({0: batch}, *([tuple({0: batch} for _ in noise)] if noise else []))
+    dynamic: tuple[Any, ...] = ({0: batch}, *([tuple({0: batch} for _ in noise)] if noise else []))
     try:
         with torch.no_grad(), _quiet():
-            program = torch.export.export(Acting(policy, contract), (obs, *noise), dynamic_shapes=dynamic, strict=False)
+            module: nn.Module = Acting(policy, contract)
+            if not policy.energy.closed_form:
+                module, dynamic = _without_autograd(module, (obs, *noise)), tuple({0: batch} for _ in (obs, *noise))
+            program = torch.export.export(module, (obs, *noise), dynamic_shapes=dynamic, strict=False)
     except ExportError:
         raise
     except Exception as error:  # whatever a piece does that cannot be traced
         raise ExportError(f"this policy cannot be exported: {_blame(error)}") from error
     return program
+
+
+def _without_autograd(module: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
+    """The module as a graph in which gradients are operations as any other: torch.export does not look into autograd."""
+    with tracing():
+        return make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
 
 
 # ---------------------------------------------------------------------------------------------- the formats
@@ -203,9 +214,13 @@ def _aoti(program: torch.export.ExportedProgram, contract: Contract) -> bytes:
     columns = {kind: str(contract.count(kind)) for kind in ("normal", "uniform")}
     about = {"cebm": contract.to_json(), "obs": str(contract.history * contract.frame), **columns}
     settings = {"aot_inductor.metadata": about}
+    from torch._inductor.utils import fresh_cache
+
     try:
-        with _temporary("program.pt2") as path, _quiet():
+        # A cache of its own: another process that compiles the same kernel at this time would leave half a file in it.
+        with _temporary("program.pt2") as path, _quiet(), fresh_cache():
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+            torch._inductor.aoti_load_package(str(path))
             return path.read_bytes()
     except Exception as error:
         raise ExportError(f"this policy cannot be compiled (a C++ compiler is needed): {_blame(error)}") from error

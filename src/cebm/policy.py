@@ -25,7 +25,7 @@ from cebm.acting import Acting, Found, Problem, Search
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.settings import StorageError, from_json, to_json
-from cebm.spaces import Box, Specification, check_finite, usable_device
+from cebm.spaces import Box, Specification, check_finite, traced, usable_device
 from cebm.storage import load_bundle, save_bundle, take
 
 FORMAT, VERSION = "cebm.policy", 3
@@ -170,7 +170,7 @@ class EnergyPolicy:
         """
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self._units(_taken(found))
-        if torch.compiler.is_compiling():  # no exception comes out of an exported policy: NaN says the same
+        if traced():  # no exception comes out of an exported policy: NaN says the same
             action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:
             action = action[0]
@@ -303,7 +303,7 @@ class EnergyPolicy:
         if budget_ms is not None:
             batch = 1 if np.ndim(obs) == 1 else len(obs)
             candidates = self.candidates_within(budget_ms, batch, steps)
-        exporting = torch.compiler.is_compiling()
+        exporting = traced()
         with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
             wishes: dict[str, Any] = {"candidates": candidates, "steps": steps, "previous": previous}
             problem = self.problem(obs, **wishes, generator=generator, everything=everything)

@@ -172,6 +172,24 @@ def pending_checks() -> Checks | None:
     return _PENDING.get()
 
 
+_TRACED: ContextVar[bool] = ContextVar("traced", default=False)
+
+
+def traced() -> bool:
+    """Whether a compiler or an export looks on: then nothing may depend on a tensor's values, or raise because of it."""
+    return torch.compiler.is_compiling() or _TRACED.get()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Inside the block `traced()` is true."""
+    token = _TRACED.set(True)
+    try:
+        yield
+    finally:
+        _TRACED.reset(token)
+
+
 def check_finite(values: Tensor, name: str) -> None:
     """ValueError that names the dimensions (last axis) of `values` that hold NaN or infinity."""
     check_all_finite([(name, values)])
@@ -179,7 +197,7 @@ def check_finite(values: Tensor, name: str) -> None:
 
 def check_all_finite(named: Sequence[tuple[str, Tensor]]) -> None:
     """The same of several tensors with one look. What is compiled or exported has no exceptions: nothing is checked."""
-    if torch.compiler.is_compiling():
+    if traced():
         return
     total, later = named[0][1].sum(), pending_checks()  # quick: a finite sum has no NaN or infinity in it
     for _, values in named[1:]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 if TYPE_CHECKING:
     from cebm.energies.sums import WeightedSum
@@ -246,6 +246,13 @@ def initialised_by(generator: torch.Generator | None) -> Iterator[None]:
 
 def autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
     """E and ∇E of any differentiable `function` of the actions, in inference mode too."""
+    if traced():  # a tracer knows no inference mode
+        with torch.enable_grad():
+            leaf = actions.detach().requires_grad_()
+            energies = function(leaf)
+            if not energies.requires_grad:
+                return energies, torch.zeros_like(actions)
+            return energies.detach(), torch.autograd.grad(energies.sum(), leaf, materialize_grads=True)[0].detach()
     keep = torch.is_grad_enabled()
     actions = outside_inference(actions)
     with torch.inference_mode(False), torch.enable_grad():
