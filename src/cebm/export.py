@@ -182,7 +182,7 @@ def trace(policy: EnergyPolicy, contract: Contract) -> torch.export.ExportedProg
 
 
 def _without_autograd(module: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
-    """The module as a graph in which gradients are operations as any other: torch.export does not look into autograd."""
+    """The module as a graph whose gradients are operations as any other: torch.export does not trace autograd."""
     with tracing():
         return make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
 

@@ -176,7 +176,7 @@ _TRACED: ContextVar[bool] = ContextVar("traced", default=False)
 
 
 def traced() -> bool:
-    """Whether a compiler or an export looks on: then nothing may depend on a tensor's values, or raise because of it."""
+    """Whether this is compiled or exported: then nothing may depend on a tensor's values, or raise because of it."""
     return torch.compiler.is_compiling() or _TRACED.get()
 
 
