@@ -42,8 +42,8 @@ def page(policy: cebm.EnergyPolicy, model: Path, cache: Path = CACHE) -> str:
         "obs": contract.history * contract.frame,
         "normal": contract.count("normal"),
         "uniform": contract.count("uniform"),
-        "middle": policy.obs_box.centre.tolist(),
-        "scale": policy.obs_box.scale.tolist(),
+        "middle": policy.units.middle.tolist(),
+        "scale": policy.obs_box.scale.tolist() if policy.units.conversion.plain else [1.0] * len(policy.units.middle),
     }
     module, wasm = fetched(cache)
     parts = {"contract": json.dumps(about)}

@@ -10,6 +10,7 @@ from cebm.certificate import certify as certify
 from cebm.composition import vary as vary
 from cebm.demonstrations import DemonstrationError as DemonstrationError
 from cebm.demonstrations import Demonstrations as Demonstrations
+from cebm.demonstrations import open_demonstrations as open_demonstrations
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
@@ -86,11 +87,14 @@ from cebm.spaces import Box as Box
 from cebm.spaces import Part as Part
 from cebm.spaces import Specification as Specification
 from cebm.tasks import BatchedParticle as BatchedParticle
+from cebm.tasks import Forks as Forks
 from cebm.tasks import Gym as Gym
 from cebm.tasks import GymnasiumTask as GymnasiumTask
+from cebm.tasks import MetaWorld as MetaWorld
 from cebm.tasks import ParticleEnv as ParticleEnv
 from cebm.tasks import ParticleExpert as ParticleExpert
 from cebm.tasks import ParticleTask as ParticleTask
+from cebm.tasks import PushT as PushT
 from cebm.tasks import Task as Task
 from cebm.tasks import collect_particle as collect_particle
 from cebm.trainer import Trainer as Trainer

@@ -36,9 +36,9 @@ class Problem:
     """Number of observations."""
     box: Box
     """The actions' units; candidates live in its normalised box."""
-    low: Float[Tensor, " act"]
-    """Smallest available action, normalised."""
-    high: Float[Tensor, " act"]
+    low: Float[Tensor, " act"] | Float[Tensor, "rows act"]
+    """Smallest available action, normalised; one per observation where actions are relative to it."""
+    high: Float[Tensor, " act"] | Float[Tensor, "rows act"]
     """Largest available action, normalised."""
     generator: torch.Generator
     """The only source of randomness."""
@@ -55,7 +55,9 @@ class Problem:
 
     def clip(self, actions: Actions) -> Actions:
         """Into the action space: an action beyond it is not available."""
-        return actions.clamp(self.low, self.high)
+        if self.low.ndim == 1:
+            return actions.clamp(self.low, self.high)
+        return actions.clamp(self.low.unsqueeze(1), self.high.unsqueeze(1))
 
     def energies(self, actions: Actions) -> Energies:
         """Energies with NaN and −∞, which overflow gives, as infinity: the minimum would take them for the best."""

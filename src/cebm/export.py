@@ -134,7 +134,7 @@ def contract_of(policy: EnergyPolicy, candidates: int | None = None, steps: int 
         draws.append(Draw(kind, shape, per_row, per_row and shared.shape[0] == 1))
     numbers = lists[0][0][1].dtype if draws else torch.float32
     action = policy.act(_middle(policy, 1), candidates=candidates, steps=steps)
-    frame, columns = _columns(policy)
+    frame, columns = policy.columns
     dtypes = _name(_middle(policy, 1).dtype), _name(numbers), _name(action.dtype)
     return Contract(frame, columns, policy.history, policy.horizon, candidates, steps, dtypes, tuple(draws))
 
@@ -296,11 +296,7 @@ class _Watch(TorchFunctionMode):
 
 def _middle(policy: EnergyPolicy, rows: int) -> Float[Tensor, "rows obs"]:
     """Observations in the middle of what was seen."""
-    return policy.obs_box.centre.expand(rows, -1).clone()
-
-
-def _columns(policy: EnergyPolicy) -> tuple[int, int]:
-    return policy.obs_box.dim // policy.history, policy.act_box.dim // policy.horizon
+    return policy.units.middle.expand(rows, -1).clone()
 
 
 # ---------------------------------------------------------------------------------------------- whose fault

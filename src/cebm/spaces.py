@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from math import inf, isfinite, prod
+from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cebm.parts import Part as Part
 from cebm.randomness import draw_uniform
 
 NORMALISED_RANGE = 2.0
@@ -47,26 +48,6 @@ def usable_device(name: torch.device | str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {str(name)!r} cannot be used on this machine: {reason}") from error
     return device
-
-
-@dataclass(frozen=True)
-class Part:
-    """A named part of an observation: joint positions, an image, a goal."""
-
-    name: str
-    """Name of the part in the data and in messages."""
-    shape: tuple[int, ...]
-    """Shape in one observation: (7,) for seven joints, (96, 96, 3) for an image."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a part of an observation needs a name")
-        if any(size < 0 for size in self.shape):
-            raise ValueError(f"part {self.name!r}: sizes must not be negative, got {self.shape}")
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)

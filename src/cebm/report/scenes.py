@@ -252,7 +252,7 @@ def _search_steps(policy: EnergyPolicy) -> int:
     if not hasattr(policy.acting, "states"):
         return 1
     with torch.no_grad():
-        problem = policy.problem(policy.obs_box.centre, candidates=1)
+        problem = policy.problem(policy.units.middle, candidates=1)
         return max(1, sum(1 for _ in policy.acting.states(problem)) - 1)
 
 
@@ -270,7 +270,7 @@ def moments_of_data(policy: EnergyPolicy, run: Run) -> list[Moment]:
     """Four validation pairs, spread over the set, with the demonstrated action; without the data, the middle of the
     observations."""
     if run.material is None:
-        return [Moment("Middle of the observations (the data are not at hand)", policy.obs_box.centre.cpu().numpy())]
+        return [Moment("Middle of the observations (the data are not at hand)", policy.units.middle.cpu().numpy())]
     windows = run.material.validation.windows(policy.history, policy.horizon)
     rows = np.unique(np.linspace(0, len(windows) - 1, 6).round().astype(int)[1:-1])
     obs, actions = windows[rows]
