@@ -43,6 +43,9 @@ from cebm.energies import WeightedSum as WeightedSum
 from cebm.evaluation import Evaluation as Evaluation
 from cebm.evaluation import evaluate as evaluate
 from cebm.evaluation import wilson_interval as wilson_interval
+from cebm.export import ExportError as ExportError
+from cebm.exported import ExportedPolicy as ExportedPolicy
+from cebm.exported import load_exported as load_exported
 from cebm.negatives import GaussianMixture as GaussianMixture
 from cebm.negatives import InBatch as InBatch
 from cebm.negatives import LongChain as LongChain

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from cebm.legacy import upgraded_policy
 from cebm.named import flat_observation
 from cebm.parts import Part
 from cebm.settings import StorageError, from_json, to_json
-from cebm.spaces import Box, Specification, check_finite, usable_device
+from cebm.spaces import Box, Specification, check_finite, traced, usable_device
 from cebm.storage import load_bundle, save_bundle, take
 from cebm.units import Conversion, Units
 
@@ -197,8 +197,10 @@ class EnergyPolicy:
         the same call gives the same action.
         """
         obs = flat_observation(obs, self.parts, self.history)
-        found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
+        found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self.actions(_taken(found).unsqueeze(1), obs)[:, 0]
+        if traced():  # no exception comes out of an exported policy: NaN says the same
+            action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:
             action = action[0]
         return action.to(obs.device) if isinstance(obs, Tensor) else action.cpu().numpy()  # type: ignore[return-value]
@@ -248,13 +250,13 @@ class EnergyPolicy:
         before = None
         if previous is not None:
             last = self._rows(previous, "previous", self.units.act_dim)
-            if len(last) != len(rows):
+            if last.shape[0] != rows.shape[0]:
                 raise ValueError(f"previous has {len(last)} rows, obs has {len(rows)}")
             before = self._checked(self.units.targets(last, rows), last, "previous")
         return Problem(
             self.energy,
             self.energy.encode(inputs),
-            len(inputs),
+            inputs.shape[0],
             self.act_box,
             *self._normalised_limits(rows),
             torch.Generator(self.device).manual_seed(0) if generator is None else generator,
@@ -301,6 +303,19 @@ class EnergyPolicy:
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
 
+    def export(
+        self,
+        path: str | Path,
+        format: Literal["onnx", "torch", "aoti"] = "onnx",
+        candidates: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """Writes one file that acts as `act` does with this effort, without cebm: `cebm.load_exported` gives it back as
+        a policy. Its observations are [batch, history · frame] and its random numbers are inputs (docs/deploy.md)."""
+        from cebm.export import export
+
+        export(self, path, format, candidates, steps)
+
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
         rows = self._observed(obs)
@@ -331,12 +346,13 @@ class EnergyPolicy:
         if budget_ms is not None:
             batch = 1 if np.ndim(obs) == 1 else len(obs)
             candidates = self.candidates_within(budget_ms, batch, steps)
-        with torch.inference_mode() if self.energy.closed_form else torch.no_grad():
+        exporting = traced()
+        with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
             wishes: dict[str, Any] = {"candidates": candidates, "steps": steps, "previous": previous}
             problem = self.problem(obs, **wishes, generator=generator, everything=everything)
             found = self.acting.search(problem)
             chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
-            if not float(chosen.max()) < torch.inf:
+            if not exporting and not float(chosen.max()) < torch.inf:
                 row = int((~(chosen < torch.inf)).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         return found, chosen
@@ -358,7 +374,7 @@ class EnergyPolicy:
                 raise ValueError(f"{name} must be numbers, got {type(values).__name__}: {error}") from error
         rows = rows.to(self.device, self.obs_box.centre.dtype if name == "obs" else self.act_box.centre.dtype)
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.shape[1] != columns or not len(rows):
+        if rows.ndim != 2 or rows.shape[1] != columns or not rows.shape[0]:
             raise ValueError(f"{name} must be [{columns}] or [batch, {columns}], got {tuple(np.shape(values))}")
         return rows
 
@@ -404,7 +420,8 @@ class EnergyPolicy:
 
 def _taken(found: Found) -> Float[Tensor, "batch act"]:
     """The candidate that was chosen for each observation."""
-    return found.actions[torch.arange(len(found.chosen), device=found.chosen.device), found.chosen]
+    index = found.chosen.view(-1, 1, 1).expand(-1, 1, found.actions.shape[2])
+    return found.actions.gather(1, index)[:, 0]
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
