@@ -211,8 +211,10 @@ class RemotePolicy:
                         raise
                     self._dropped()
                     _raise_final(error)
-                    if monotonic() > until:
+                    if isinstance(error, OSError) and monotonic() > until:
                         raise
+                    if monotonic() > until:
+                        raise ConnectionError(f"{self.url} ended the connection: {error}") from error
                     sleep(wait * random.uniform(0.5, 1.0))
                     wait = min(2 * wait, 1.0)
 
@@ -262,7 +264,7 @@ class RemotePolicy:
                     max_size=2**28,
                     open_timeout=min(10.0, self.timeout_s),
                     close_timeout=1.0,
-                )
+                ).__enter__()  # new versions open it there; `_dropped` and `close` are its end
                 self._greeted(socket)
             except (OSError, InvalidHandshake, ConnectionClosed) as error:
                 final = isinstance(error, InvalidStatus) and error.response.status_code != 503

@@ -58,7 +58,7 @@ def serve_policy(arguments: "Serve") -> None:
             name=arguments.policy.name,
         ) as server:
             print(server.url, flush=True)
-            while not server.wait(0) and not {signal.SIGTERM, signal.SIGINT} & asked:
+            while not server.wait(0.0) and not {signal.SIGTERM, signal.SIGINT} & asked:
                 wake.wait(arguments.watch or 1.0)
                 wake.clear()
                 now = _state(arguments.policy) if arguments.watch else seen

@@ -15,10 +15,10 @@ class Effort:
         where it has none to choose."""
         self.candidates, self.steps, self.load = candidates, steps, 1.0
         timed(1, None)  # the first call pays for warming up
-        self.fixed = _median(lambda: timed(1, None if candidates is None else 1))
+        small = _median(lambda: timed(1, None if candidates is None else 1))
         large = _median(lambda: timed(ROWS, candidates))
-        work = ROWS * (candidates or 1) - 1
-        self.slope = max(0.0, large - self.fixed) / work
+        self.slope = max(0.0, large - small) / (ROWS * (candidates or 1) - 1)
+        self.fixed = max(0.0, small - self.slope)
 
     def expected(self, rows: int, candidates: int | None = None, steps: int | None = None) -> float:
         """Milliseconds of a batch."""

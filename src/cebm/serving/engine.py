@@ -39,7 +39,8 @@ class Work:
     previous: np.ndarray | None
     """[rows, act_dim], where the search starts."""
     seed: int | None
-    """Of its random numbers; None: none are drawn anew."""
+    """Of its random numbers; None: those that the policy takes without a generator, the same for every row. Such
+    a request is a call by itself."""
     arrived: float
     """By `perf_counter`."""
     done: asyncio.Future
@@ -190,10 +191,12 @@ class Engine:
             self._look()
 
     def stop(self) -> None:
-        """The worker ends after the batch that it is at."""
+        """The worker ends after the batch that it is at; one that hangs is left alone."""
         with self._wake:
             self._stopped = True
             self._wake.notify_all()
+        if self._worker.thread is not None and not self._worker.replaced:
+            self._worker.thread.join(self.limits.grace_s)
 
     def _look(self) -> None:
         worker, limit = self._worker, self.limits.hang_s
@@ -232,7 +235,11 @@ class Engine:
             worker.batch = batch
             while batch and not worker.replaced:
                 group = _first_group(batch, self.served.effort)
-                self._act(worker, group)
+                try:
+                    self._act(worker, group)
+                except Exception as error:  # a fault of ours: the worker goes on
+                    log(logging.ERROR, "the worker failed", error, requests=len(group))
+                    self._hand(worker, [(work, Refused("internal", "a fault of the server")) for work in group])
                 batch = [work for work in batch if work not in group]
             worker.batch = []
 
@@ -317,7 +324,7 @@ def _first_group(batch: Sequence[Work], effort: Effort) -> list[Work]:
         work.candidates = request.candidates
         hurried = work.left_ms * 0.8 < whole or request.budget_ms is not None
         key = (not hurried, request.call, request.candidates, request.steps, request.budget_ms)
-        found.setdefault((*key, work.previous is None, work.seed is None), []).append(work)
+        found.setdefault((*key, work.previous is None, id(work) if work.seed is None else 0), []).append(work)
     return min(found.values(), key=lambda group: min(work.left_ms for work in group))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 LOG = logging.getLogger("cebm.serving")
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SIZES = tuple(float(2**k) for k in range(9))
 
 
 class Histogram:
@@ -29,7 +29,7 @@ class Histogram:
     def lines(self) -> list[str]:
         """In Prometheus' format: cumulated counts, the sum, the count."""
         so_far, rows = 0, [f"# HELP {self.name} {self.about}", f"# TYPE {self.name} histogram"]
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+        for bound, count in zip([*(f"{bound:g}" for bound in self.bounds), "+Inf"], self.counts, strict=True):
             so_far += count
             rows.append(f'{self.name}_bucket{{le="{bound}"}} {so_far}')
         return [*rows, f"{self.name}_sum {self.total:.9g}", f"{self.name}_count {so_far}"]
@@ -68,7 +68,7 @@ class Metrics:
     def batch(self, rows: int, seconds: float) -> None:
         """The policy acted for so many observations."""
         with self._lock:
-            self._batches.add(rows)
+            self._batches.add(float(rows))
             self._acting.add(seconds)
 
     def errors(self) -> dict[str, int]:

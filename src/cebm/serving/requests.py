@@ -1,5 +1,6 @@
 """One request: what a client's map means for a policy of this specification, and what a client's session adds."""
 
+import random
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -88,6 +89,8 @@ class Reader:
 
     def __init__(self, spec: Specification, limits: Limits, candidates: int | None, steps: int | None) -> None:
         self.spec, self.limits = spec, limits
+        self.frame, self.wide = spec.frame, spec.obs_dim
+        """Columns of one observation, and of one with its history."""
         self.most = {
             "candidates": max(1024, limits.effort * (candidates or 1)),
             "steps": max(16, limits.effort * (steps or 1)),
@@ -103,12 +106,12 @@ class Reader:
         options = self._options(wishes)
         call = options.pop("call", "act")
         if call == "reset":
-            return Request("reset", np.empty((0, self.spec.frame)), True, False, **options)
+            return Request("reset", np.empty((0, self.frame)), True, False, **options)
         parts = {name: value for name, value in values.items() if name != "cebm"}
         obs, single = self._whole(parts["obs"]) if "obs" in parts and len(parts) == 1 else self._frames(parts)
         if not 0 < len(obs) <= self.limits.rows:
             raise Refused("too-much-effort", f"a request has 1 to {self.limits.rows} observations, not {len(obs)}")
-        whole = obs.shape[1] == self.spec.obs_dim
+        whole = obs.shape[1] == self.wide
         rows = len(obs)
         if "previous" in wishes:
             last = numbers(wishes["previous"], "previous")
@@ -118,7 +121,7 @@ class Reader:
             count = len(past) if past.ndim else 0
             if whole or not 0 < count < self.spec.history:
                 raise Refused("bad-request", f"history: {count} observations do not fit this request")
-            options["history"] = self._shaped(past, (count, rows, self.spec.frame))
+            options["history"] = self._shaped(past, (count, rows, self.frame))
         if options.get("played") is not None and "previous" in options:
             raise Refused("bad-request", "give played or previous, not both")
         return Request(call, obs, single, whole, **options)
@@ -152,10 +155,10 @@ class Reader:
         found = numbers(value, "obs")
         single = found.ndim == 1
         rows = found[None] if single else found
-        if rows.ndim != 2 or rows.shape[1] not in (self.spec.obs_dim, self.spec.frame):
-            wide = f"{self.spec.frame}"
+        if rows.ndim != 2 or rows.shape[1] not in (self.wide, self.frame):
+            wide = f"{self.frame}"
             if self.spec.history > 1:
-                wide += f" (one observation) or {self.spec.obs_dim} (with its history)"
+                wide += f" (one observation) or {self.wide} (with its history)"
             raise Refused("bad-observation", f"obs has shape {found.shape}, the last axis must be {wide}")
         return rows, single
 
@@ -223,7 +226,7 @@ class Session:
 
     def __init__(self, spec: Specification, seed: int) -> None:
         self.spec = spec
-        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._random = random.Random(seed)
         self.forget()
 
     def forget(self) -> None:
@@ -234,7 +237,7 @@ class Session:
     def reset(self, seed: int | None) -> None:
         """New episodes begin, their random numbers from this seed where there is one."""
         if seed is not None:
-            self._random = np.random.Generator(np.random.PCG64(seed))
+            self._random = random.Random(seed)
         self.forget()
 
     def inputs(self, request: Request) -> np.ndarray:
@@ -254,10 +257,12 @@ class Session:
         return np.concatenate(rest, 1).reshape(len(actions), -1)
 
     def seed(self, request: Request) -> int | None:
-        """Of the request's random numbers; None: none are drawn anew."""
-        if not request.drawn or request.seed is not None:
+        """Of the request's random numbers; None: those that the policy takes without a generator."""
+        if not request.drawn:  # what `policy.act` draws without a generator; for several rows it does that itself
+            return 0 if len(request.obs) == 1 else None
+        if request.seed is not None:
             return request.seed
-        return int(self._random.integers(2**62))
+        return self._random.getrandbits(62)
 
     def answered(self, request: Request, actions: np.ndarray) -> None:
         """Remembers what was seen and given; a request that was refused leaves the session as it was."""

@@ -57,7 +57,8 @@ class Server:
         self._tls = server_tls(tls_certificate, tls_key)
         self._served = Served.of(policy, name)
         self._engine = Engine(self._served, self.limits, self.metrics)
-        self._clients: set[ServerConnection] = set()
+        self._clients: set[Client] = set()
+        self._goodbyes: set[asyncio.Future] = set()
         self._transports = 0
         self._under_way = 0
         self._ready, self._finished = threading.Event(), threading.Event()
@@ -135,13 +136,13 @@ class Server:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         self._engine.loop = asyncio.get_running_loop()
-        watchdog = asyncio.create_task(self._engine.watch())
+        watchdogs = [asyncio.create_task(each) for each in (self._engine.watch(), self._sweep())]
         limits = self.limits
         sockets = await listen(
-            self._client,
+            self._client,  # type: ignore[arg-type]
             self.host,
             self._asked_port,
-            process_request=self._handshake,
+            process_request=self._handshake,  # type: ignore[arg-type]
             create_connection=self._connection,  # type: ignore[arg-type]
             compression=None,
             max_size=limits.frame,
@@ -158,7 +159,8 @@ class Server:
         log(logging.INFO, "listening", url=self.url, policy=self._served.name, token=self.token is not None)
         await self._stop.wait()
         await self._shut(sockets)
-        watchdog.cancel()
+        for watchdog in watchdogs:
+            watchdog.cancel()
         self._engine.stop()
 
     async def _shut(self, sockets: Sockets) -> None:
@@ -178,9 +180,9 @@ class Server:
     # ------------------------------------------------------------------------------------ the door
 
     def _connection(self, *arguments: Any, **options: Any) -> ServerConnection:
-        return _Counted(self, *arguments, **options)
+        return Client(self, *arguments, **options)
 
-    async def _handshake(self, client: ServerConnection, request: Handshake) -> Response | None:
+    async def _handshake(self, client: "Client", request: Handshake) -> Response | None:
         """Answers what is no websocket, and refuses who may not connect."""
         path = request.path.partition("?")[0]
         if path == "/healthz":
@@ -209,7 +211,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------ one client
 
-    async def _client(self, client: ServerConnection) -> None:
+    async def _client(self, client: "Client") -> None:
         try:
             with suppress(ConnectionClosed):
                 await self._send(client, pack(self._metadata()))
@@ -219,20 +221,16 @@ class Server:
         finally:
             self._clients.discard(client)
 
-    async def _converse(self, client: ServerConnection) -> None:
+    async def _converse(self, client: "Client") -> None:
         """One request after the other: what a client sends meanwhile waits in its own socket."""
         session = Session(self._served.spec, secrets.randbits(62))
         pace, strikes = _Pace(self.limits.rate), 0
         while True:
-            try:
-                async with asyncio.timeout(self.limits.idle_s):
-                    frame = await client.recv()
-            except TimeoutError:
-                await self._leave(client, 1001, "idle")
-                return
+            client.heard = monotonic()
+            frame = await client.recv()
             arrived = perf_counter()
+            self._under_way += 1
             try:
-                self._under_way += 1
                 if not pace.allows():
                     raise Refused("too-fast", f"at most {self.limits.rate:g} requests per second are answered")
                 reply: str | bytes = await self._answer(session, frame, arrived)
@@ -243,9 +241,8 @@ class Server:
             except Exception as error:
                 reply = self._refusal(client, Refused("internal", "a fault of the server"), cause=error).text()
             finally:
-                self._under_way -= 1
-            if not await self._send(client, reply):
-                return
+                self._under_way -= 1  # no await between this and the sending
+            await self._send(client, reply)
             if strikes >= self.limits.strikes:
                 await self._leave(client, 1008, "too-many-errors")
                 return
@@ -281,8 +278,11 @@ class Server:
         self._engine.submit(work)
         left = work.left_ms / 1e3
         try:
-            async with asyncio.timeout(None if left == inf else left):
+            if left == inf:
                 answer, timing = await future
+            else:
+                async with asyncio.timeout(left):
+                    answer, timing = await future
         except TimeoutError:
             work.gone = True
             raise Refused("deadline", "the time was over before the answer was ready") from None
@@ -301,25 +301,39 @@ class Server:
         }
         return {name: values[0] if single else values for name, values in shaped.items()}
 
-    async def _send(self, client: ServerConnection, reply: str | bytes) -> bool:
-        """Whether the client took the reply in time; one that does not read is dropped."""
-        try:
-            async with asyncio.timeout(self.limits.send_s):
-                await client.send(reply)
-            return True
-        except TimeoutError:
-            self.metrics.error("slow-reader")
-            log(logging.WARNING, "refused", kind="slow-reader", client=_name(client))
-            client.transport.abort()
-            return False
+    @staticmethod
+    async def _send(client: "Client", reply: str | bytes) -> None:
+        client.sending = monotonic()
+        await client.send(reply)
+        client.sending = inf
 
-    async def _leave(self, client: ServerConnection, code: int, kind: str) -> None:
-        self.metrics.error(kind)
-        log(logging.INFO, "refused", kind=kind, client=_name(client))
+    async def _sweep(self) -> None:
+        """Looks at all clients once in a while, which costs less than a timer for each wait."""
+        limits = self.limits
+        while True:
+            await asyncio.sleep(min(1.0, limits.idle_s / 4, limits.send_s / 4))
+            now = monotonic()
+            for client in list(self._clients):
+                if now - client.sending > limits.send_s:
+                    self._counted(client, "slow-reader")
+                    client.transport.abort()
+                elif now - client.heard > limits.idle_s:
+                    client.heard = now
+                    task = asyncio.create_task(self._leave(client, 1001, "idle"))
+                    self._goodbyes.add(task)
+                    task.add_done_callback(self._goodbyes.discard)
+
+    async def _leave(self, client: "Client", code: int, kind: str) -> None:
+        """Ends a connection with a code."""
+        self._counted(client, kind)
         await client.close(code, kind)
 
+    def _counted(self, client: "Client", kind: str) -> None:
+        self.metrics.error(kind)
+        log(logging.INFO, "refused", kind=kind, client=_name(client))
+
     def _refusal(
-        self, client: ServerConnection, refusal: Refused, request: int | None = None, cause: BaseException | None = None
+        self, client: "Client", refusal: Refused, request: int | None = None, cause: BaseException | None = None
     ) -> ErrorReply:
         """Counts and logs it under an id that the client learns. The cause stays here."""
         reply = ErrorReply(refusal.kind, str(refusal), secrets.token_hex(4), request)
@@ -359,12 +373,16 @@ class Server:
         self.metrics.gauges.update(gauges)
 
 
-class _Counted(ServerConnection):
-    """A connection that is dropped at once where far too many are open, before it costs memory or a handshake."""
+class Client(ServerConnection):
+    """A connection, which is dropped at once where far too many are open, before it costs memory or a handshake."""
 
     def __init__(self, owner: Server, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._owner = owner
+        self.heard = monotonic()
+        """When the server began to wait for the last request."""
+        self.sending = inf
+        """When the server began to send a reply that was not taken yet; never: infinity."""
 
     def connection_made(self, transport: Any) -> None:
         owner = self._owner
@@ -408,12 +426,12 @@ _QUIET = logging.getLogger("cebm.serving.sockets")
 _QUIET.setLevel(logging.CRITICAL)  # failed handshakes would be a traceback each
 
 
-def _name(client: ServerConnection) -> str:
+def _name(client: "Client") -> str:
     address = client.remote_address
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "?"
 
 
-def _response(client: ServerConnection, status: int, text: str, content: str) -> Response:
+def _response(client: "Client", status: int, text: str, content: str) -> Response:
     response = client.respond(status, text)
     del response.headers["Content-Type"]
     response.headers["Content-Type"] = content
