@@ -97,6 +97,9 @@ from cebm.samplers import Polynomial as Polynomial
 from cebm.samplers import Sampler as Sampler
 from cebm.samplers import StepInfo as StepInfo
 from cebm.samplers import run as run
+from cebm.serving import Limits as Limits
+from cebm.serving import connect as connect
+from cebm.serving import serve as serve
 from cebm.settings import StorageError as StorageError
 from cebm.spaces import Box as Box
 from cebm.spaces import Part as Part

@@ -215,6 +215,46 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Serve:
+    """Serves a policy to clients over websockets, in openpi's format; docs/serving.md tells how. SIGTERM ends it after
+    the requests under way, SIGHUP reads the policy again."""
+
+    policy: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines reach needs a token."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    token_file: Path | None = None
+    """A file with the token that clients must send."""
+    tls_certificate: Path | None = None
+    """File of the certificate with its chain, for TLS."""
+    tls_key: Path | None = None
+    """File of the certificate's key."""
+    watch: float = 0.0
+    """Look every so many seconds whether the policy on disk has changed, and take the new one. 0: only by SIGHUP."""
+    connections: int = 128
+    """Clients at a time."""
+    rate: float = 2000.0
+    """Requests per second and client."""
+    hang: float = 10.0
+    """Seconds after which a batch counts as hung, and its worker is replaced."""
+    threads: int | None = None
+    """Threads for torch."""
+    device: str = "cpu"
+    """Where to act."""
+    verbose: bool = False
+    """Log every refused request, too."""
+    with_: With = ()
+    """A file or module of your own pieces that the policy is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.serving.command import serve_policy
+
+        serve_policy(self)
+
+
+@dataclass(frozen=True)
 class Report:
     """One self-contained page about one or several runs."""
 
@@ -318,6 +358,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "eval": Eval,
     "export": Export,
+    "serve": Serve,
     "report": Report,
     "sweep": Sweep,
     "reproduce": Reproduce,
