@@ -18,6 +18,7 @@ from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
+from cebm.exported import load_exported
 from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
@@ -31,7 +32,7 @@ from cebm.storage import read_document, write_document
 from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, OnEngine, Sweep
+    from cebm.cli import Certify, Demos, Eval, Export, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -233,7 +234,11 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
-            _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material, group), group)
+
+            def start(listen: Listener) -> Outcome:
+                return train(job, out, listen, material, group, print)
+
+            _run(job, out, parsed.tensorboard, start, group)
 
     return start_run
 
@@ -398,6 +403,18 @@ def sentence(result: Evaluation, metric: str = "success") -> str:
     words.append(f"({successes}{result.episodes} episodes)")
     words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
     return "  ".join(words)
+
+
+def export_run(arguments: "Export") -> None:
+    """`cebm export`: prints what the file takes and gives."""
+    import_pieces(arguments.with_)
+    where = arguments.run
+    policy = load(where / "policy" if arguments.last and (where / "run.json").exists() else where)
+    policy.export(arguments.out, arguments.format, arguments.candidates, arguments.steps)
+    contract = load_exported(arguments.out).contract
+    inputs = [f"obs [batch, {contract.history * contract.frame}]"]
+    inputs += [f"{name} [batch, {contract.count(name)}]" for name in contract.inputs()[1:]]
+    print(f"{', '.join(inputs)} → action [batch, {contract.horizon * contract.action}]  {arguments.out}")
 
 
 def report_runs(runs: list[Path], out: Path, pieces: Sequence[str] = ()) -> None:

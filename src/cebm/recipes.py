@@ -9,8 +9,10 @@ from math import inf
 from typing import Any, Literal
 
 from cebm.acting import Acting, Direct, Search
+from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary, walk
-from cebm.energies import MLP, MixtureDensity, Nearest, Regression, Tilted, TwoStep
+from cebm.denoising import DenoisingScore, LevelContrast, Sum
+from cebm.energies import MLP, MixtureDensity, Nearest, NoiseConditional, Regression, Tilted, TwoStep
 from cebm.energies.base import EnergySettings
 from cebm.negatives import (
     GaussianMixture,
@@ -31,7 +33,7 @@ from cebm.objectives import (
     MaximumEntropy,
     TwoSquares,
 )
-from cebm.optimisers import Adam, Cosine, Optimiser
+from cebm.optimisers import Adam, Cosine, Optimiser, Trapezoid
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
 from cebm.spaces import Part, Specification
 from cebm.units import Kind, Perturbation, Relative, Symmetry, as_pieces
@@ -61,7 +63,7 @@ class Inputs:
     """Columns of an action that are no plain numbers."""
     constants: Literal["exact", "learn"] = "exact"
     """Action columns that never change: 'exact' gives them back exactly and learns the others, 'learn' takes them for
-    any other column, as versions before 0.2 did."""
+    any other column, as runs of earlier versions do."""
     relative: tuple[Relative | str, ...] | Relative | str = ()
     """Actions that are told from columns of the newest observation: "Relative((0, 1), (0, 1), 64)"."""
     jitter: tuple[Perturbation | str, ...] | Perturbation | str = ()
@@ -165,6 +167,18 @@ TRIALS: dict[str, Trial] = {
         # size that fits, whatever the task.
         acting=Search(Langevin("ibc", 1, Constant(2 * _SMOOTHING**2), noise=0.0), 16, "draw", 4),
         inputs=Inputs("standardise", smoothing=_SMOOTHING),
+    ),
+    # Ours, an energy at every noise level that chooses among its own draws: docs/annealed.md.
+    "annealed": Trial(
+        energy=NoiseConditional(),
+        objective=Sum(
+            (DenoisingScore(), LevelContrast(ShortChains(Annealed(), Uniform()))),
+            (1.0, 0.1),
+            (1, 4),
+        ),
+        optimiser=Adam(1e-3, Trapezoid(), batch_size=64, average=0.999, weight_decay=1e-4),
+        acting=AnnealedSearch(),
+        inputs=Inputs("standardise"),
     ),
     # The paper's four.
     "ibc": _IBC,

@@ -22,7 +22,7 @@ from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
 from cebm.recipes import Trial
 from cebm.settings import StorageError
-from cebm.spaces import Box, Part, Specification, check_finite, looking_later
+from cebm.spaces import Box, Specification, check_finite, looking_later
 from cebm.storage import take
 from cebm.units import extended, located, measure, perturbed
 
@@ -113,9 +113,7 @@ class Trainer:
         self.units, self.notes = measured.units.to(self.device), measured.notes
         self._range = (measured.low, measured.high)
         forms = self.units.conversion
-        plain = forms.obs.features == training.obs_dim  # kinds of columns may take more, and then there are no parts
-        parts = training.parts if plain else (Part("obs", (forms.obs.features,)),)
-        self.spec = inputs.specification(parts, forms.action.features)
+        self.spec = inputs.specification(forms.obs.inside_parts, forms.action.features)
         if hasattr(trial.energy, "sized"):
             self.trial = trial = replace(trial, energy=trial.energy.sized(len(self._rows)))
         self.generator = torch.Generator(self.device).manual_seed(seed)

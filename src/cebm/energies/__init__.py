@@ -2,7 +2,8 @@
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
 `density` the explicit ones, whose normaliser is known; `baselines` the nearest demonstration and a refined
-regression; `tilted` a density times an energy; `sums` the weighted sum.
+regression; `tilted` a density times an energy; `levels` an energy at every noise level; `judged` one whose draws
+another chooses from; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
@@ -14,6 +15,8 @@ from cebm.energies.density import (
     RegressionEnergy,
 )
 from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
+from cebm.energies.judged import Judged, JudgedEnergy
+from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
 from cebm.energies.sums import WeightedSum
 from cebm.energies.tilted import Tilted, TiltedEnergy
 
@@ -22,6 +25,8 @@ __all__ = [
     "EnergyModel",
     "EnergySettings",
     "FeedForwardEnergy",
+    "Judged",
+    "JudgedEnergy",
     "MLPEnergy",
     "MarginalEnergy",
     "MixtureDensity",
@@ -29,6 +34,9 @@ __all__ = [
     "ModuleEnergy",
     "Nearest",
     "NearestEnergy",
+    "NoiseConditional",
+    "NoiseConditionalEnergy",
+    "NoiseConditionalTilt",
     "Penalty",
     "Regression",
     "RegressionEnergy",
