@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import struct
 import subprocess
 import zlib
 from dataclasses import dataclass, replace
@@ -404,6 +405,44 @@ def test_explicit_policies_have_a_landscape_without_motion(name: str, tmp_path: 
     assert all(len(panel["dots"][0]) == 1 for panel in scene["landscape"]["panels"])
     assert "explicit" in scene["landscape"]["caption"]
     assert len(scene["episodes"]["episodes"]) == 12
+
+
+class DrawnLine(Line):
+    """Draws its time as a shade of red, in a picture larger than the page wants."""
+
+    def render(self) -> Any:
+        return np.full((400, 330, 3), (50 * self.time, 0, 7), np.uint8)
+
+
+@dataclass(frozen=True)
+class DrawnTask(LineTask):
+    """A task without a scene of its own, whose environment gives pictures."""
+
+    def make(self) -> gymnasium.Env:
+        return DrawnLine()
+
+
+def test_a_task_without_a_scene_shows_its_own_pictures(tmp_path: Path) -> None:
+    """Five of them, the start and four steps, shrunk; and where there are none the page says why."""
+    data = line_data(tmp_path / "line.npz")
+    train(small_job("mse", task=DrawnTask(), data=data, evaluation_episodes=2, steps=5), tmp_path / "run")
+    html = page(tmp_path, tmp_path / "run")
+    (scene,) = scenes(html)
+    film = scene["film"]
+    assert scene["episodes"] is None and film["at"] == film["strip"] == [0, 1, 2, 3, 4]
+    assert "4 steps, closeness at end" in film["caption"] and scene["why"] == film["caption"]
+    heads = [base64.b64decode(each.partition(",")[2]) for each in film["frames"]]
+    assert {struct.unpack(">II", head[16:24]) for head in heads} == {(110, 133)}
+    for time, head in enumerate(heads):
+        start = head.index(b"IDAT")
+        size = struct.unpack(">I", head[start - 4 : start])[0]
+        assert zlib.decompress(head[start + 4 : start + 4 + size])[:4] == bytes([0, 50 * time, 0, 7])
+    seen = drawn(html, tmp_path / "node", "")
+    assert seen["problems"] == [] and seen["strip"] == 5
+    assert seen["film"] == {"shown": True, "button": True, "label": "step 0"}
+    train(small_job("mse", task=LineTask(), data=data, evaluation_episodes=2, steps=5), tmp_path / "bare")
+    (scene,) = scenes(page(tmp_path, tmp_path / "bare"))
+    assert scene["film"] is None and "cannot be filmed" in scene["why"]
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
