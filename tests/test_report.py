@@ -538,7 +538,7 @@ def test_a_users_task_has_curves_and_landscapes_on_validation_pairs(line_run: Pa
     expected = [number(value) for value in (best["closeness_at_end"], low, high)]
     assert line["text"][str(best["step"])] == f"{expected[0]} ({expected[1]} to {expected[2]})"
     (scene,) = scenes(html)
-    assert scene["episodes"] is None and "LineTask has no scene" in scene["why"]
+    assert scene["episodes"] is None and "LineTask could not play them" in scene["why"]
     assert [panel["marks"][0]["kind"] for panel in scene["landscape"]["panels"]] == ["demonstrated"] * 4
     seen = drawn(html, tmp_path / "node")
     assert seen["problems"] == [] and seen["ready"] == "true" and all(seen["captions"])
