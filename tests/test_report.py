@@ -40,7 +40,7 @@ from cebm.runs import Job, load_metrics, read_record, resume, train
 from cebm.samplers import MALA, Langevin
 from cebm.settings import StorageError
 from cebm.storage import row_line, write_document
-from cebm.tasks import GymnasiumTask, ParticleTask
+from cebm.tasks import Forks, GymnasiumTask, ParticleTask
 from cebm.units import Relative
 
 SHORT = ParticleTask(steps=8)
@@ -405,6 +405,16 @@ def test_explicit_policies_have_a_landscape_without_motion(name: str, tmp_path: 
     assert all(len(panel["dots"][0]) == 1 for panel in scene["landscape"]["panels"])
     assert "explicit" in scene["landscape"]["caption"]
     assert len(scene["episodes"]["episodes"]) == 12
+
+
+def test_the_scene_of_forks_has_walls_and_no_goals(tmp_path: Path) -> None:
+    """Two figures, of expert and policy, and no chart of distances to goals."""
+    train(small_job("mse", task=Forks(steps=30), evaluation_episodes=4, steps=5), tmp_path / "run")
+    html = page(tmp_path, tmp_path / "run")
+    (scene,) = scenes(html)
+    assert len(scene["episodes"]["walls"]) == 12 and "all 24 ways" in scene["episodes"]["caption"]
+    seen = drawn(html, tmp_path / "node", "", "press")
+    assert seen["problems"] == [] and (seen["small"], seen["stage"], seen["strip"]) == (12, 2, 0)
 
 
 class DrawnLine(Line):

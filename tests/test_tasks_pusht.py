@@ -277,6 +277,7 @@ def test_the_command_line_converts_and_films(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute where nothing else runs
 @needs_simulator
 @needs_humans
 def test_a_minute_of_training_beats_a_random_policy_by_far() -> None:
