@@ -3,8 +3,9 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,18 +18,21 @@ from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
+from cebm.exported import load_exported
+from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
-from cebm.progress import ProgressBar, TensorBoard, measured
+from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
+from cebm.protocols import PROTOCOLS, measure, to_document, words
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, resume, train
+from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
 from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, OnEngine, Sweep
+    from cebm.cli import Certify, Demos, Eval, Export, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -132,7 +136,8 @@ class RunArguments:
     out: Path | None = None
     """The run directory; by default runs/TRIAL-SEED."""
     data: Path | None = None
-    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them. By default the task's expert gives them."""
+    """Demonstrations: cebm's own, .npz, .npy, CSV, Parquet, HDF5, Zarr, Minari or LeRobot (docs/data.md). By default
+    the task's expert gives them."""
     task: str | None = None
     """Where the policy is rolled out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By
     default the task that the data name, and particle without data."""
@@ -224,7 +229,8 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         with group_of_environment(job.device) as group:
             with group.together():
                 check_new(out)  # before an expert's long work
-                material = material_of(job)
+                with share_bar("reading") if group.first else nullcontext(lambda share: None) as listen_reading:
+                    material = material_of(job, listen_reading)
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
@@ -296,6 +302,11 @@ def evaluate_run(arguments: "Eval") -> None:
     """`cebm eval`: the summary is printed and, for a run, kept beside its metrics with a row per episode."""
     set_threads(arguments.threads)
     import_pieces(arguments.with_)
+    if arguments.protocol is not None:
+        _follow_protocol(arguments)
+        return
+    if arguments.seeds:
+        raise ValueError("--seeds belong to --protocol; evaluate one run at a time without it")
     where = arguments.run
     is_run = (where / "run.json").exists()
     policy = load(where / "policy" if is_run and arguments.last else where, arguments.device)
@@ -308,17 +319,56 @@ def evaluate_run(arguments: "Eval") -> None:
         seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
         max_steps=arguments.max_steps,
         warm_start=arguments.warm_start,
+        workers=arguments.workers,
+        film=() if arguments.video is None else tuple(i for i in arguments.film if i < arguments.episodes),
         **{name: value for name, value in effort.items() if value is not None},
     )
-    summary = {"task": task.name, "metric": task.metric, **result.summary()}
+    metric = arguments.metric or task.metric
+    summary = {"task": task.name, "metric": metric, **result.summary(), **_interval(result, metric)}
     # First of all the result: the disk may be full.
-    print(json.dumps(summary) if arguments.json else sentence(result, task.metric), flush=True)
+    print(json.dumps(summary) if arguments.json else sentence(result, metric), flush=True)
+    if arguments.video is not None:
+        for index, frames in result.frames.items():
+            print(write_film(frames, arguments.video / f"episode-{index}"), file=sys.stderr)
     if is_run:
         try:
             result.write_csv(where / "evaluation.csv")
             write_document(where / "evaluation.json", summary)
         except OSError as error:
             raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
+
+
+def _follow_protocol(arguments: "Eval") -> None:
+    """`cebm eval --protocol`: the numbers are printed and kept in the first run."""
+    protocol, runs = PROTOCOLS[arguments.protocol or ""], [arguments.run, *arguments.seeds]
+    for name in ("last", "budget_ms", "max_steps", "video", "metric", "warm_start"):
+        if getattr(arguments, name):
+            raise ValueError(f"--{name.replace('_', '-')} does not go with --protocol, which says how to measure")
+    settings = {name: getattr(arguments, name) for name in ("candidates", "execute")}
+    task = None
+    if arguments.task or arguments.env:
+        task = _task_to_play(arguments, load(arguments.run, arguments.device), None)
+    lines = measure(
+        protocol,
+        runs,
+        task,
+        seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
+        device=arguments.device,
+        listen=lambda line: print(line, file=sys.stderr, flush=True),
+        workers=arguments.workers,
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    document = to_document(protocol, runs, lines)
+    print(json.dumps(document) if arguments.json else words(protocol, lines), flush=True)
+    write_document(arguments.run / f"protocol-{protocol.name}.json", document)
+
+
+def _interval(result: Evaluation, metric: str) -> dict[str, Any]:
+    """The ends of the metric's 95 % interval; none where all episodes have one number together."""
+    if metric in result.overall:
+        return {}
+    found = result.interval(metric)
+    return {f"{metric}_low": found.to_json()[1], f"{metric}_high": found.to_json()[2]}
 
 
 def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> Task:
@@ -339,19 +389,32 @@ def _task_of(job: Job) -> Task | None:
     """The job's task, or the one that the header of its data names."""
     if job.task is not None or job.data is None:
         return job.task
-    from cebm.demonstrations import Demonstrations
-
-    return task_of(Demonstrations.load(job.data).metadata)
+    return task_of(demonstrations_of(job, job.data).metadata)
 
 
 def sentence(result: Evaluation, metric: str = "success") -> str:
     """The summary for people."""
     summary = result.summary()
     words = [measured(summary, metric)] if measured(summary, metric) else []
+    if metric != "success" and metric not in result.overall and result.episodes > 1:
+        found = result.interval(metric)
+        words.append(f"[{found.low:.4g}, {found.high:.4g}]")
     successes = "" if result.successes is None else f"{result.successes}/"
     words.append(f"({successes}{result.episodes} episodes)")
     words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
     return "  ".join(words)
+
+
+def export_run(arguments: "Export") -> None:
+    """`cebm export`: prints what the file takes and gives."""
+    import_pieces(arguments.with_)
+    where = arguments.run
+    policy = load(where / "policy" if arguments.last and (where / "run.json").exists() else where)
+    policy.export(arguments.out, arguments.format, arguments.candidates, arguments.steps)
+    contract = load_exported(arguments.out).contract
+    inputs = [f"obs [batch, {contract.history * contract.frame}]"]
+    inputs += [f"{name} [batch, {contract.count(name)}]" for name in contract.inputs()[1:]]
+    print(f"{', '.join(inputs)} → action [batch, {contract.horizon * contract.action}]  {arguments.out}")
 
 
 def report_runs(runs: list[Path], out: Path, pieces: Sequence[str] = ()) -> None:

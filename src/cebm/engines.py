@@ -239,7 +239,9 @@ class Ray:
             raise ImportError("the engine ray needs an extra: pip install 'cebm[ray]'") from error
         self._ray = ray
         if not ray.is_initialized():
-            here = {"num_cpus": self.workers * self.threads, "include_dashboard": False} if self.address is None else {}
+            here: dict[str, Any] = {}
+            if self.address is None:
+                here = {"num_cpus": self.workers * self.threads, "include_dashboard": False}
             ray.init(address=self.address, log_to_driver=False, **here)
             self._began = True
         # Lost tasks are run again by the driver, which counts them.

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run between two steps, after its state is saved."""
+"""Signals that ask a training to stop after its current step."""
 
 import signal
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Stop:
 
 
 @contextmanager
-def signals(once: bool = True) -> Iterator[Stop]:
+def stop_signals(once: bool = True) -> Iterator[Stop]:
     """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only. Without
     `once` the second one changes nothing: torchrun passes on a signal that the processes may have got already."""
     stop = Stop()

@@ -2,8 +2,9 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from cebm.composition import built, modules_in, vary
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.distributed import ALONE, Group
-from cebm.information import SaturatedBoundWarning, info_nce_bound
+from cebm.information import SaturatedBoundWarning, energy_score, info_nce_bound
 from cebm.losses import info_nce
 from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
@@ -113,11 +114,17 @@ class Trainer:
         self._range = (measured.low, measured.high)
         forms = self.units.conversion
         self.spec = inputs.specification(forms.obs.inside_parts, forms.action.features)
+        if hasattr(trial.energy, "sized"):
+            self.trial = trial = replace(trial, energy=trial.energy.sized(len(self._rows)))
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
         if group.size > 1:  # the weights are the same in all processes, what follows is not
             self.generator.manual_seed(group.seed(seed))
+        remember = getattr(self.learner.energy, "remember", None)
+        if callable(remember):
+            remember(*self._normalised(self.training, self._rows))
         self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
+        self._trains = any(True for _ in self.learner.parameters())  # what has no weights has no gradients
         self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
         self._order: tuple[int, np.ndarray, Tensor] | None = None
@@ -126,7 +133,7 @@ class Trainer:
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
         self._varied = bool(self._jitter) or inputs.padding == "mask"
         gather = self._raw if self._varied else self._normalised
-        self._resident = gather(self.training, slice(None)) if small else None
+        self._resident = self._all(gather) if small else None
         self._learning_rate()  # a schedule that cannot be followed says so now
 
     @property
@@ -168,7 +175,8 @@ class Trainer:
         with looking_later() as checks, self._global_randomness():
             obs, actions = self._batch(self.step_count)
             loss, log = self.learner.loss(obs, actions, self.generator)
-            loss.backward()
+            if self._trains:
+                loss.backward()
         norm = log["parameter_gradient_norm"] = self._gradient_norm()
         # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
         for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
@@ -247,8 +255,11 @@ class Trainer:
             **bounds,
         )
 
-    def validate(self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256) -> dict[str, float]:
-        """Action errors on training and validation pairs, and the bound on mutual information on the latter.
+    def validate(
+        self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256, draws: int = 0
+    ) -> dict[str, float]:
+        """Action errors on training and validation pairs, and on the latter the bound on mutual information and, with
+        `draws` per pair (two or more), the energy score of what the policy draws, in normalised units.
 
         The bound takes the other examples' actions as negatives whatever the trial trains with: only independent
         samples of the marginal make it a bound. It says nothing where it is below 0, which is then logged as 0.
@@ -262,6 +273,13 @@ class Trainer:
             pair = (torch.from_numpy(np.asarray(each, np.float64)) for each in (chosen, actions))
             result[f"{name}_action_error"] = float(np.linalg.norm(self.units.difference(*pair).numpy(), axis=1).mean())
         inputs, targets = self._normalised(self.validation, rows)
+        if draws:
+            generator = torch.Generator(self.device).manual_seed(self.seed)  # the same numbers for every checkpoint
+            drawn = policy.act(np.repeat(obs, draws, 0), candidates=candidates, generator=generator)
+            seen = np.repeat(np.asarray(obs), draws, 0)
+            pair = (torch.from_numpy(each).to(self.device) for each in (np.asarray(drawn, seen.dtype), seen))
+            taken = self.units.targets(*pair).to(targets).unflatten(0, (-1, draws))
+            result["validation_energy_score"] = float(energy_score(taken, targets).mean())
         count = len(rows)
         if count > 1:
             with torch.no_grad():
@@ -374,6 +392,20 @@ class Trainer:
         check_finite(obs, "values")
         check_finite(actions, "values")
         return self.units.inputs(obs).float(), self.units.targets(actions, obs).float()
+
+    def _all(self, gather: Callable[[Windows, Any], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Every pair, filled in block by block: no second copy of all of them, in a wider type, is ever made."""
+        whole: tuple[Tensor, Tensor] | None = None
+        for begin in range(0, len(self.training), 1 << 14):
+            rows = slice(begin, begin + (1 << 14))
+            parts = gather(self.training, rows)
+            if whole is None:
+                whole = tuple(part.new_empty(len(self.training), *part.shape[1:]) for part in parts)  # type: ignore[assignment]
+            for all_of_it, part in zip(whole, parts, strict=True):  # type: ignore[arg-type]
+                all_of_it[rows] = part
+        if whole is None:
+            raise ValueError("there are no windows to train on")
+        return whole
 
     @contextmanager
     def _global_randomness(self) -> Iterator[None]:

@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike
 from cebm.demonstrations.checks import (
     DemonstrationError,
     as_array,
-    blocks,
     check_ends,
     check_matrix,
     concatenate,
     settle_precision,
 )
 from cebm.demonstrations.files import read, write
+from cebm.demonstrations.large import Rows, blocks, chosen, extremes
 from cebm.parts import Part, check_parts, parts_from_json
 
 
@@ -35,8 +35,8 @@ class Demonstrations:
     where float32 is too coarse.
     """
 
-    obs: Float[np.ndarray, "steps obs"]
-    actions: Float[np.ndarray, "steps act"]
+    obs: Float[np.ndarray, "steps obs"] | Float[Rows, "steps obs"]
+    actions: Float[np.ndarray, "steps act"] | Float[Rows, "steps act"]
     episode_ends: Int64[np.ndarray, "episodes"]
     metadata: dict[str, Any] = field(default_factory=dict)
     """Any JSON object. `collect_particle` stores the task here, so that `cebm eval` can rebuild it."""
@@ -163,19 +163,20 @@ class Demonstrations:
         return self.obs[rows], self.actions[rows]
 
     def select(self, episodes: Sequence[int] | Int64[np.ndarray, "chosen"]) -> "Demonstrations":
-        """Copies the given episodes into memory, in the given order."""
+        """The given episodes in the given order: copied where the set is in memory, a view where it is on disk."""
         if len(episodes) == 0:
             raise ValueError("select: there are no episodes to select")
-        parts = [self.episode(operator.index(index)) for index in episodes]
-        ends = np.cumsum([len(obs) for obs, _ in parts], dtype=np.int64)
-        obs, actions = np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
-        return Demonstrations(obs, actions, ends, dict(self.metadata), self.parts, self.action_parts)
+        each = range(self.episodes)
+        rows = np.array([each[operator.index(index)] for index in episodes])
+        starts, ends = self.episode_starts[rows], self.episode_ends[rows]
+        obs, actions = chosen(self.obs, starts, ends), chosen(self.actions, starts, ends)
+        named = (self.parts, self.action_parts)
+        return Demonstrations(obs, actions, np.cumsum(ends - starts), dict(self.metadata), *named)
 
     def split(self, validation_fraction: float, seed: int) -> tuple["Demonstrations", "Demonstrations"]:
         """Splits the episodes at random into a training and a validation set; each gets at least one episode.
 
-        Both are copied into memory. A set that is too large for that can be split once, elsewhere, and saved in two
-        parts.
+        As with `select`, the parts of a set that is on disk stay there.
         """
         if not 0 < validation_fraction < 1:
             raise ValueError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
@@ -210,7 +211,7 @@ class Demonstrations:
             f"({lengths.min()} to {lengths.max()} per episode, median {np.median(lengths):.0f})"
         ]
         for name, array in (("observations", self.obs), ("actions", self.actions)):
-            low, high = array.min(), array.max()
+            low, high = (each(values) for each, values in zip((np.min, np.max), extremes(array), strict=True))
             lines.append(f"{name:<12} {array.shape[1]:>3} columns in [{low:.4g}, {high:.4g}]")
         lines += [f"{key:<12} {json.dumps(value)}" for key, value in self.metadata.items()]
         return "\n".join(lines)

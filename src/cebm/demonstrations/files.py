@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cebm.demonstrations.checks import DemonstrationError
+from cebm.demonstrations.checks import DemonstrationError, Matrix
+from cebm.demonstrations.large import save_npy
 from cebm.parts import Part, parts_to_json
 
 FORMAT = "cebm.demonstrations"
@@ -51,7 +52,7 @@ def check_target(target: Path) -> None:
 
 def write(
     target: Path,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Matrix],
     metadata: Mapping[str, Any],
     parts: Mapping[str, tuple[Part, ...]] = MappingProxyType({}),
 ) -> None:
@@ -123,7 +124,7 @@ class _Checksum:
     def __init__(self) -> None:
         self.crc32 = 0
 
-    def write(self, block: bytes) -> int:
+    def write(self, block: bytes | memoryview) -> int:
         self.crc32 = zlib.crc32(block, self.crc32)
         return len(block)
 
@@ -131,15 +132,15 @@ class _Checksum:
         return f"{self.crc32:08x}"
 
 
-def _write_array(directory: Path, key: str, array: np.ndarray) -> dict[str, str]:
+def _write_array(directory: Path, key: str, array: Matrix) -> dict[str, str]:
     """Writes a `.npy` file and returns its entry in the header.
 
     The checksum is part of the file's name, so a new array never replaces one that a reader has open.
     """
     checksum = _Checksum()
-    np.save(checksum, array, allow_pickle=False)
+    save_npy(checksum, array)
     name = f"{key}-{checksum}.npy"
-    _replace(directory / name, lambda file: np.save(file, array, allow_pickle=False))
+    _replace(directory / name, lambda file: save_npy(file, array))
     return {"file": name, "crc32": str(checksum)}
 
 
@@ -170,9 +171,7 @@ def _read_npz(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], list[n
         except DemonstrationError:
             raise
         except Exception as error:  # damaged bytes can fail anywhere in zipfile, zlib or numpy
-            raise DemonstrationError(
-                f"{source}: not a readable .npz, truncated or damaged ({type(error).__name__}: {error})"
-            ) from error
+            raise _unreadable(source, error) from error
 
 
 def _read_archive(
@@ -288,15 +287,21 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
     path = directory / name
     if name != path.name:
         raise DemonstrationError(f"{directory / 'header.json'}: {name!r} is not a file of this directory")
+    return map_npy(path, entry["crc32"])
+
+
+def map_npy(path: Path, crc32: str | None = None) -> np.ndarray:
+    """Maps a `.npy` file into memory, after comparing its checksum, where one is given, and its size."""
     checksum = _Checksum()
     try:
         with path.open("rb") as file:
-            shutil.copyfileobj(file, checksum, _CHUNK)
-            if str(checksum) != entry["crc32"]:
-                raise DemonstrationError(
-                    f"{path}: truncated or damaged, its checksum differs from the one in the header"
-                )
-            size = file.tell()
+            if crc32 is not None:
+                shutil.copyfileobj(file, checksum, _CHUNK)
+                if str(checksum) != crc32:
+                    raise DemonstrationError(
+                        f"{path}: truncated or damaged, its checksum differs from the one in the header"
+                    )
+            size = file.seek(0, os.SEEK_END)
             file.seek(0)
             _check_size(file.read, size, "the array", path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -306,3 +311,17 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
         raise DemonstrationError(f"{path}: the file is missing") from error
     except Exception as error:  # numpy's parser raises many types on damaged bytes
         raise DemonstrationError(f"{path}: cannot read the array ({type(error).__name__}: {error})") from error
+
+
+def read_members(source: Path) -> list[str]:
+    """Names of the arrays of an `.npz`."""
+    with source.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        except Exception as error:  # damaged bytes can fail anywhere in zipfile
+            raise _unreadable(source, error) from error
+
+
+def _unreadable(source: Path, error: Exception) -> DemonstrationError:
+    return DemonstrationError(f"{source}: not a readable .npz, truncated or damaged ({type(error).__name__}: {error})")

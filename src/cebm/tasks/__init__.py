@@ -14,8 +14,11 @@ from cebm.tasks.base import (
     Task,
     TaskError,
 )
+from cebm.tasks.forks import ENV_ID as FORKS_ID
+from cebm.tasks.forks import BatchedForks, Forks, ForksEnv, ForksExpert
 from cebm.tasks.gym import Gym, GymnasiumTask, MadeEnvironments, OneEnvironment
 from cebm.tasks.lookup import SHIPPED, as_task, shipped, task_of
+from cebm.tasks.metaworld import MetaWorld, MetaWorldEnv, MetaWorldExpert
 from cebm.tasks.particle import (
     ENV_ID,
     BatchedParticle,
@@ -30,16 +33,24 @@ from cebm.tasks.pusht import PushT, PushTEnv
 
 __all__ = [
     "ENV_ID",
+    "FORKS_ID",
     "MOST_EPISODES",
     "PUSHT_ID",
     "SHIPPED",
     "TEST_SEED",
     "VALIDATION_SEED",
     "Actor",
+    "BatchedForks",
     "BatchedParticle",
+    "Forks",
+    "ForksEnv",
+    "ForksExpert",
     "Gym",
     "GymnasiumTask",
     "MadeEnvironments",
+    "MetaWorld",
+    "MetaWorldEnv",
+    "MetaWorldExpert",
     "OneEnvironment",
     "ParticleEnv",
     "ParticleExpert",
@@ -61,3 +72,5 @@ if ENV_ID not in gymnasium.registry:
     gymnasium.register(id=ENV_ID, entry_point="cebm.tasks.particle:ParticleEnv")
 if PUSHT_ID not in gymnasium.registry:
     gymnasium.register(id=PUSHT_ID, entry_point="cebm.tasks.pusht:PushTEnv", max_episode_steps=300)
+if FORKS_ID not in gymnasium.registry:
+    gymnasium.register(id=FORKS_ID, entry_point="cebm.tasks.forks:ForksEnv")

@@ -7,11 +7,15 @@ import gymnasium
 
 from cebm.settings import StorageError, from_json
 from cebm.tasks.base import Task
+from cebm.tasks.forks import Forks
 from cebm.tasks.gym import Gym, MadeEnvironments, OneEnvironment
+from cebm.tasks.metaworld import MetaWorld
 from cebm.tasks.particle import ENV_ID, ParticleTask
 from cebm.tasks.pusht import PushT
 
 SHIPPED: dict[str, Callable[[str], Task]] = {
+    "forks": lambda variant: _without_variant(Forks(), variant),
+    "metaworld": lambda variant: MetaWorld(*variant.split(":", 1)),  # type: ignore[arg-type]
     "push-t": lambda variant: PushT(variant or "keypoints"),  # type: ignore[arg-type]
 }
 """Tasks that ship with cebm by their names on the command line, from what follows the name and a colon."""
@@ -35,6 +39,12 @@ def as_task(env: Task | str | gymnasium.Env | Callable[[], gymnasium.Env]) -> Ta
         f"a {type(env).__name__} is no task: give a cebm.tasks.Task, the id of a Gymnasium environment, "
         "an environment, or a function that makes one"
     )
+
+
+def _without_variant(task: Task, variant: str) -> Task:
+    if variant:
+        raise ValueError(f"{task.name} has no variant {variant!r}")
+    return task
 
 
 def shipped(text: str) -> Task | None:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.demonstrations import Demonstrations, Windows
+from cebm.demonstrations.large import fitted_rows
 from cebm.spaces import Box
 from cebm.units.columns import Layout, indices
 from cebm.units.conversion import Conversion, Form, Relative, Units
@@ -43,6 +44,22 @@ class Measured:
     """The upper end of this range."""
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """What units are fitted to: all rows of a set in memory, some of a large one on disk, each array for itself."""
+
+    obs: Float[np.ndarray, "some obs"]
+    actions: Float[np.ndarray, "others act"]
+
+    @property
+    def obs_dim(self) -> int:
+        return self.obs.shape[1]
+
+    @property
+    def act_dim(self) -> int:
+        return self.actions.shape[1]
+
+
 def layouts_of(data: Demonstrations) -> tuple[Layout, Layout]:
     """The columns of the observations and of the actions, with their names where they have some."""
     return (
@@ -59,14 +76,15 @@ def located(pieces: Any, data: Demonstrations) -> tuple[Any, ...]:
 
 def measure(inputs: Any, windows: Windows, rows: Any) -> Measured:
     """Fits what `inputs` (kinds, relative actions, scaling) say to the training windows with these `rows`."""
-    data = windows.demonstrations
-    layouts, notes = layouts_of(data), list[str]()
+    whole = windows.demonstrations
+    data = _Columns(fitted_rows(whole.obs), fitted_rows(whole.actions))
+    layouts, notes = layouts_of(whole), list[str]()
     seen = _placed(inputs.obs_kinds, layouts[0], inputs.obs_scaling, ())
     relative = tuple(each.located(*layouts) for each in inputs.relative)
     origins = tuple(index for each in relative for index in indices(each.actions))
     done = _placed(inputs.action_kinds, layouts[1], inputs.action_scaling, ())
     done += _constants(data, layouts[1], done, origins) if inputs.constants == "exact" else ()
-    plain = Form(data.obs_dim, parts=data.parts), Form(data.act_dim, parts=data.action_parts)
+    plain = Form(data.obs_dim, parts=whole.parts), Form(data.act_dim, parts=whole.action_parts)
     Conversion(replace(plain[0], kinds=seen), replace(plain[1], kinds=done), relative).check()
     seen = tuple(_fitted(kind, data.obs, layouts[0]) for kind in seen)
     done = tuple(_fitted(kind, data.actions, layouts[1]) if kind.fixed else kind for kind in done)
@@ -78,7 +96,7 @@ def measure(inputs: Any, windows: Windows, rows: Any) -> Measured:
     notes += [_said(kind, layouts[0]) for kind in seen] + [_said(kind, layouts[1]) for kind in done]
     notes += [_said_relative(each, layouts) for each in relative]
     obs_box = _obs_box(data, conversion.obs, inputs.obs_scaling).tiled(inputs.history)
-    act_box = _act_box(windows, rows, conversion).tiled(inputs.horizon)
+    act_box = _act_box(windows, data, rows, conversion).tiled(inputs.horizon)
     scaled = tuple(index for each in relative if each.scale is not None for index in indices(each.actions))
     if act_box.margin > MARGIN:
         notes.append(
@@ -107,7 +125,7 @@ def _placed(kinds: tuple[Kind, ...], layout: Layout, scaling: str, taken: tuple[
 
 
 def _constants(
-    data: Demonstrations, layout: Layout, declared: tuple[Kind, ...], relative: tuple[int, ...]
+    data: _Columns, layout: Layout, declared: tuple[Kind, ...], relative: tuple[int, ...]
 ) -> tuple[Kind, ...]:
     """Actions that never change, apart from those that are declared to be something."""
     same = data.actions.min(0) == data.actions.max(0)
@@ -139,7 +157,7 @@ def _steps(windows: Windows, rows: Any, origins: tuple[int, ...], most: int) -> 
     return (actions.reshape(len(chosen), windows.horizon, -1) - origin[:, None]).reshape(-1, origin.shape[1])
 
 
-def _obs_box(data: Demonstrations, form: Form, scaling: str) -> Box:
+def _obs_box(data: _Columns, form: Form, scaling: str) -> Box:
     if not form.kinds:
         return Box.fit(data.obs, "min-max" if scaling == "min-max" else "standardise")
     features = form.inside(torch.from_numpy(np.ascontiguousarray(data.obs)))
@@ -147,9 +165,9 @@ def _obs_box(data: Demonstrations, form: Form, scaling: str) -> Box:
     return _with_units(box, form)
 
 
-def _act_box(windows: Windows, rows: Any, conversion: Conversion) -> Box:
+def _act_box(windows: Windows, data: _Columns, rows: Any, conversion: Conversion) -> Box:
     """One scale for an action at any place of a chunk."""
-    data, form = windows.demonstrations, conversion.action
+    form = conversion.action
     if not conversion.relative:
         actions = data.actions
         return _with_units(
@@ -200,7 +218,7 @@ def _declared(box: Box, low: Tensor, high: Tensor, conversion: Conversion) -> Bo
     return Box(centre, scale, max(box.margin, (1.1 * reach - 1) / 2))
 
 
-def _range(data: Demonstrations, form: Form, horizon: int) -> tuple[Tensor, Tensor]:
+def _range(data: _Columns, form: Form, horizon: int) -> tuple[Tensor, Tensor]:
     """Raw actions: the demonstrations' range with its margin, where the kind of a column has a range at all."""
     box = Box.fit(data.actions)
     free = torch.tensor(form.unlimited)
