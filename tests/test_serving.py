@@ -525,11 +525,11 @@ def test_large_frames_fast_clients_and_many_connections_are_refused() -> None:
 
 def test_silent_and_deaf_clients_are_dropped() -> None:
     """One asks nothing. One asks for large answers and does not read them."""
-    with serving(policy(), idle_s=0.3, send_s=0.3, rows=2000, frame=2**20, effort=200) as running:
+    with serving(policy(), idle_s=0.3) as running:
         with raw(running) as silent, pytest.raises(ConnectionClosed) as closed:
             silent.recv(timeout=10)
         assert closed.value.rcvd is not None and closed.value.rcvd.reason == "idle"
-    with serving(policy(), send_s=0.3, rows=200, effort=200) as running:
+    with serving(policy(), send_s=0.3, rows=20_000, effort=200) as running:
         greeting = "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         greeting += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         deaf = socket.create_connection(("127.0.0.1", running.port))

@@ -164,6 +164,8 @@ BAD_REQUESTS = {
     "no map": ([1, 2], "bad-request"),
     "no wishes": ({**GOOD, "cebm": 5}, "bad-request"),
     "an unknown wish": ({**GOOD, "cebm": {"speed": 1}}, "bad-request"),
+    "an array for a call": ({**GOOD, "cebm": {"call": np.zeros(3)}}, "bad-request"),
+    "many rows of large effort": ({"obs": np.zeros((200, 7)), "cebm": {"steps": 20}}, "too-much-effort"),
     "an unknown call": ({**GOOD, "cebm": {"call": "eval"}}, "bad-request"),
     "a negative seed": ({**GOOD, "cebm": {"seed": -1}}, "bad-request"),
     "a seed that is true": ({**GOOD, "cebm": {"seed": True}}, "bad-request"),

@@ -252,8 +252,10 @@ class Engine:
                 self._wake.wait()
             batch: list[Work] = []
             rows = 0
-            while self._queue and (not batch or rows + len(self._queue[0].inputs) <= self.limits.rows):
+            weight = 0.0
+            while self._queue and (not batch or weight + self._queue[0].request.weight <= self.limits.rows):
                 work = self._queue.popleft()
+                weight += work.request.weight
                 rows += len(work.inputs)
                 if not work.gone:
                     batch.append(work)
@@ -275,10 +277,10 @@ class Engine:
             found = served.answers(group)
         except Exception as error:  # whatever the user's policy raises
             if len(group) > 1:  # one client's observation must not fail the others'
-                if not isinstance(error, CannotSplit):
-                    log(logging.WARNING, "a batch failed, its requests are tried one by one", requests=len(group))
-                for work in group:
-                    self._act(worker, [work])
+                log(logging.WARNING, "a batch failed, its halves are tried", requests=len(group), reason=str(error))
+                size = 1 if isinstance(error, CannotSplit) else (len(group) + 1) // 2
+                for start in range(0, len(group), size):
+                    self._act(worker, group[start : start + size])
                 return
             self._hand(worker, [(group[0], _refusal(error))])
             return
