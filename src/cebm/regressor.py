@@ -12,7 +12,7 @@ from cebm.information import Quadrature
 from cebm.negatives import Uniform
 from cebm.objectives import InfoNCE
 from cebm.optimisers import Adam
-from cebm.recipes import Trial
+from cebm.recipes import Inputs, Trial
 from cebm.samplers import MALA, DerivativeFree, Langevin, run
 from cebm.trainer import fit
 
@@ -63,6 +63,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
             optimiser=Adam(self.learning_rate, batch_size=self.batch_size, average=0.99),
             # No noise when predicting: a row's answer must not depend on the rows beside it.
             acting=Search(Langevin("ibc", noise=0.0), self.candidates),
+            inputs=Inputs(constants="learn"),  # the density is over all outputs
         )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.policy_ = fit(X, targets.reshape(len(targets), -1), trial=trial, steps=self.steps, seed=seed)
