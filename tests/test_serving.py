@@ -161,6 +161,22 @@ def test_evaluate_and_runner_take_it(generator: torch.Generator) -> None:
             assert np.array_equal(near.act(obs), distant.act(obs))
 
 
+def test_raw_observations_and_named_parts_go_over_the_wire(generator: torch.Generator) -> None:
+    """A policy that converts its units: relative actions, an angle that its energy sees as two columns."""
+    from cebm.units import Angle, Relative
+
+    obs, actions = torch.rand(60, 3, generator=generator).numpy(), torch.rand(60, 2, generator=generator).numpy()
+    settings = {"relative": Relative((0, 1), (0, 1), 1.0), "obs_kinds": (Angle(2),), "history": 2, "horizon": 2}
+    local = cebm.fit(obs, actions, [30, 60], steps=2, **settings)
+    assert local.columns == (3, 2) and local.specification.frame != 3
+    with serving(local) as running, cebm.connect(running.url) as remote:
+        assert remote.columns == (3, 2) and remote.parts == local.parts
+        windows = np.concatenate([obs[:5], obs[1:6]], 1)
+        for values in (windows, windows[0]):
+            assert np.allclose(remote.act(values), local.act(values), atol=1e-5)
+        assert remote.infer({"obs": obs[0]}).shape == (2, 2)
+
+
 PIECES = {
     "ibc": (MLP(16), Search(Langevin("ibc", steps=4, noise=0.1), 16)),
     "correct": (MLP(16), Search(Langevin(steps=4), 16)),
