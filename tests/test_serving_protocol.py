@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cebm.serving.protocol import DTYPES, KINDS, ErrorReply, Refused, one_line, pack, unpack
-from cebm.serving.requests import Limits, Reader, Session
+from cebm.serving.requests import Limits, Reader, Session, described, specified
 from cebm.spaces import Part, Specification
 
 SPEC = Specification((Part("joints", (3,)), Part("image", (2, 2))), 2, history=2, horizon=4)
@@ -238,6 +238,13 @@ def test_a_session_remembers_like_a_runner() -> None:
     assert played is not None and played.tolist() == [[6, 7, 6, 7, 6, 7, 6, 7]]
     session.forget()
     assert asked(6) == [6, 6]
+
+
+def test_a_specification_crosses_the_wire_in_plain_words() -> None:
+    assert specified(unpack(pack(described(SPEC)))) == SPEC
+    for wrong in (None, {}, {**described(SPEC), "parts": 5}, {**described(SPEC), "action": 0}):
+        with pytest.raises(ValueError, match=r"no specification|at least 1"):
+            specified(wrong)
 
 
 def test_the_sessions_seed_decides_its_numbers() -> None:

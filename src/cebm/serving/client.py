@@ -15,7 +15,7 @@ from torch import Tensor
 from cebm.named import flat_observation
 from cebm.policy import Proposal
 from cebm.serving.protocol import KINDS, ErrorReply, Refused, pack, unpack
-from cebm.settings import StorageError, from_json
+from cebm.serving.requests import specified
 from cebm.spaces import Part, Specification
 
 try:
@@ -292,8 +292,8 @@ class RemotePolicy:
         frame = socket.recv(timeout=self.timeout_s)
         metadata = _unpacked(frame if isinstance(frame, bytes) else b"", self.url)
         try:
-            spec = from_json(metadata["specification"], Specification, self.url)
-        except (LookupError, StorageError) as error:
+            spec = specified(metadata.get("specification"))
+        except ValueError as error:
             socket.close()
             raise ValueError(f"{self.url} is no server of cebm's: its metadata have no specification") from error
         if self._session and spec != self.specification:

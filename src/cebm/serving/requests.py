@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cebm.serving.protocol import Refused, quoted
-from cebm.spaces import Specification
+from cebm.spaces import Part, Specification
 
 ONE_HOUR_MS = 3_600_000.0
 
@@ -198,6 +198,21 @@ class Reader:
         if found.shape != shape:
             raise Refused("bad-request", f"an array has shape {found.shape}, expected {shape}")
         return found
+
+
+def described(spec: Specification) -> dict[str, Any]:
+    """The specification in plain words, which name no class: clients may be of another version."""
+    parts = [{"name": part.name, "shape": list(part.shape)} for part in spec.parts]
+    return {"parts": parts, "action": spec.action, "history": spec.history, "horizon": spec.horizon}
+
+
+def specified(described: Any) -> Specification:
+    """The specification in a server's metadata; a ValueError where it is none."""
+    try:
+        parts = tuple(Part(str(part["name"]), tuple(int(n) for n in part["shape"])) for part in described["parts"])
+        return Specification(parts, *(int(described[name]) for name in ("action", "history", "horizon")))
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no specification: {type(error).__name__}") from error
 
 
 def numbers(value: Any, name: str) -> np.ndarray:
