@@ -16,7 +16,7 @@ from cebm.runs import train
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/serving.md"),
     *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "guide", "scale", "data", "units")),
     "reproduction/results.md",
 ]
