@@ -184,8 +184,8 @@ def pusht(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> dic
 
 
 def pusht_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
-    """The arm with the recipe's network. Actions are relative to the agent, in units of 64 px, with a deviation of about
-    1; the state of a training example moves by 5 px (agent), 3 px and 0.03 rad (block)."""
+    """The arm with the recipe's network. Actions are relative to the agent, in units of 64 px, with a deviation of
+    about 1; the state of a training example moves by 5 px (agent), 3 px and 0.03 rad (block)."""
     start = Trial(
         NoiseConditional(deviation=1.0, precision=settings.precision),
         SCORE,
