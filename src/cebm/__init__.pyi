@@ -27,6 +27,7 @@ from cebm.energies import MixtureDensity as MixtureDensity
 from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy
 from cebm.energies import MLPEnergy as MLPEnergy
 from cebm.energies import ModuleEnergy as ModuleEnergy
+from cebm.energies import Nearest as Nearest
 from cebm.energies import NoiseConditional as NoiseConditional
 from cebm.energies import NoiseConditionalEnergy as NoiseConditionalEnergy
 from cebm.energies import NoiseConditionalTilt as NoiseConditionalTilt
@@ -37,10 +38,14 @@ from cebm.energies import Residual as Residual
 from cebm.energies import ResidualEnergy as ResidualEnergy
 from cebm.energies import Tilted as Tilted
 from cebm.energies import TiltedEnergy as TiltedEnergy
+from cebm.energies import TwoStep as TwoStep
 from cebm.energies import WeightedSum as WeightedSum
 from cebm.evaluation import Evaluation as Evaluation
 from cebm.evaluation import evaluate as evaluate
 from cebm.evaluation import wilson_interval as wilson_interval
+from cebm.export import ExportError as ExportError
+from cebm.exported import ExportedPolicy as ExportedPolicy
+from cebm.exported import load_exported as load_exported
 from cebm.negatives import GaussianMixture as GaussianMixture
 from cebm.negatives import InBatch as InBatch
 from cebm.negatives import LongChain as LongChain
@@ -63,6 +68,7 @@ from cebm.objectives import MaximumEntropy as MaximumEntropy
 from cebm.objectives import PositiveL2 as PositiveL2
 from cebm.objectives import RankingNCE as RankingNCE
 from cebm.objectives import Terms as Terms
+from cebm.objectives import TwoSquares as TwoSquares
 from cebm.objectives import contrast as contrast
 from cebm.optimisers import Adam as Adam
 from cebm.optimisers import Cosine as Cosine
@@ -91,6 +97,9 @@ from cebm.samplers import Polynomial as Polynomial
 from cebm.samplers import Sampler as Sampler
 from cebm.samplers import StepInfo as StepInfo
 from cebm.samplers import run as run
+from cebm.serving import Limits as Limits
+from cebm.serving import connect as connect
+from cebm.serving import serve as serve
 from cebm.settings import StorageError as StorageError
 from cebm.spaces import Box as Box
 from cebm.spaces import Part as Part

@@ -125,10 +125,12 @@ class Adam:
             raise ValueError(f"schedule must be an object with a method `rate`, got {given}")
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        # Torch refuses to optimise nothing, and an energy may have no weights.
+        weights = [*parameters] or [nn.Parameter(torch.zeros(0))]
         if not self.weight_decay:
-            return torch.optim.Adam(parameters, self.learning_rate)
+            return torch.optim.Adam(weights, self.learning_rate)
         # Fused: one pass over the weights, which is several times as fast as one operation after the other.
-        return torch.optim.AdamW(parameters, self.learning_rate, weight_decay=self.weight_decay, fused=True)
+        return torch.optim.AdamW(weights, self.learning_rate, weight_decay=self.weight_decay, fused=True)
 
     def rate(self, step: int, steps: int | None, steps_per_epoch: int) -> float:
         return self.schedule.rate(self.learning_rate, step, steps, steps_per_epoch)

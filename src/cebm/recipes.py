@@ -12,7 +12,7 @@ from cebm.acting import Acting, Direct, Search
 from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary, walk
 from cebm.denoising import DenoisingScore, LevelContrast, Sum
-from cebm.energies import MLP, MixtureDensity, NoiseConditional, Regression, Tilted
+from cebm.energies import MLP, MixtureDensity, Nearest, NoiseConditional, Regression, Tilted, TwoStep
 from cebm.energies.base import EnergySettings
 from cebm.negatives import (
     GaussianMixture,
@@ -31,6 +31,7 @@ from cebm.objectives import (
     Likelihood,
     LossPenalty,
     MaximumEntropy,
+    TwoSquares,
 )
 from cebm.optimisers import Adam, Cosine, Optimiser, Trapezoid
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
@@ -62,7 +63,7 @@ class Inputs:
     """Columns of an action that are no plain numbers."""
     constants: Literal["exact", "learn"] = "exact"
     """Action columns that never change: 'exact' gives them back exactly and learns the others, 'learn' takes them for
-    any other column, as versions before 0.2 did."""
+    any other column, as runs of earlier versions do."""
     relative: tuple[Relative | str, ...] | Relative | str = ()
     """Actions that are told from columns of the newest observation: "Relative((0, 1), (0, 1), 64)"."""
     jitter: tuple[Perturbation | str, ...] | Perturbation | str = ()
@@ -197,6 +198,12 @@ TRIALS: dict[str, Trial] = {
     # The explicit baselines.
     "mse": replace(_IBC, energy=Regression(), objective=Likelihood(), acting=Direct()),
     "mdn": replace(_IBC, energy=MixtureDensity(), objective=Likelihood(), acting=Direct()),
+    # Two cheap baselines beyond the paper: the chunk of the nearest demonstration (no training, so one step is enough),
+    # and a regression with one refinement.
+    "nearest": replace(_IBC, energy=Nearest(), objective=Likelihood(), acting=Direct(), inputs=Inputs("standardise")),
+    "two-step": Trial(
+        TwoStep(), TwoSquares(), (), Adam(1e-3, Cosine(), average=0.995), Direct(), Inputs("standardise")
+    ),
     # The paper's failed attempts.
     "mcmc-loss": replace(_IBC, objective=MCMC()),
     "conditional-maxent": replace(_IBC, objective=MaximumEntropy(ShortChains(_CORRECT))),

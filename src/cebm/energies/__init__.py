@@ -1,11 +1,13 @@
 """Energies E(x, y): the contract, and what fulfils it.
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
-`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `levels` an energy at every
-noise level; `judged` one whose draws another chooses from; `sums` the weighted sum.
+`density` the explicit ones, whose normaliser is known; `baselines` the nearest demonstration and a refined
+regression; `tilted` a density times an energy; `levels` an energy at every noise level; `judged` one whose draws
+another chooses from; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
+from cebm.energies.baselines import Nearest, NearestEnergy, TwoStep, TwoStepEnergy
 from cebm.energies.density import (
     MixtureDensity,
     MixtureDensityEnergy,
@@ -30,6 +32,8 @@ __all__ = [
     "MixtureDensity",
     "MixtureDensityEnergy",
     "ModuleEnergy",
+    "Nearest",
+    "NearestEnergy",
     "NoiseConditional",
     "NoiseConditionalEnergy",
     "NoiseConditionalTilt",
@@ -40,6 +44,8 @@ __all__ = [
     "ResidualEnergy",
     "Tilted",
     "TiltedEnergy",
+    "TwoStep",
+    "TwoStepEnergy",
     "WeightedSum",
     "initialised_by",
 ]

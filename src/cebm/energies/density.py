@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs
 from cebm.energies.feedforward import Init, Linear
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
 
 
@@ -33,9 +34,9 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Linear(i, o, init, generator=generator) for i, o in pairwise(sizes))
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
-        for layer in self.layers[:-1]:
-            obs = F.relu(layer(obs))
-        return self.layers[-1](obs)
+        for place, layer in enumerate(self.layers):  # no slice: that would make a module of its own, in every call
+            obs = layer(F.relu(obs) if place else obs)
+        return obs
 
 
 class RegressionEnergy(EnergyModel):
@@ -149,14 +150,15 @@ class MixtureDensityEnergy(EnergyModel):
         distances = (means.unsqueeze(2) - means.unsqueeze(1)).square() / variances.unsqueeze(1)
         heights = log_weights.unsqueeze(1) - 0.5 * (distances + variances.log().unsqueeze(1)).sum(-1)
         index = heights.logsumexp(2).argmax(1)
-        return means[torch.arange(len(means), device=means.device), index]
+        return means.gather(1, index.view(-1, 1, 1).expand(-1, 1, self.act_dim))[:, 0]
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the mixture itself."""
-        rows = 1 if shared else len(context)
-        settings = {"generator": generator, "dtype": context.dtype, "device": context.device}
-        uniform, normal = torch.rand((rows, n), **settings), torch.randn((rows, n, self.act_dim), **settings)
-        return self.place(context, uniform.expand(len(context), -1), normal.expand(len(context), -1, -1))
+        batch = context.shape[0]
+        rows = 1 if shared else batch
+        uniform = draw_uniform(generator, (rows, n), context)
+        normal = draw_normal(generator, (rows, n, self.act_dim), context)
+        return self.place(context, uniform.expand(batch, -1), normal.expand(batch, -1, -1))
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q is 0: the proposal is the model."""
@@ -168,8 +170,9 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> Float[Tensor, "batch n act"]:
         """The draws that these numbers make: the component by inversion, then its mean and deviation."""
         log_weights, means, log_stds = self._mixture(context)
-        steps = log_weights.exp().cumsum(1).contiguous()
-        component = torch.searchsorted(steps, uniform.contiguous(), right=True).clamp_max(self.components - 1)
+        # How many cumulated weights a number has reached; a search is no quicker, and cannot be exported.
+        reached = log_weights.exp().cumsum(1).unsqueeze(1) <= uniform.unsqueeze(2)
+        component = reached.sum(2).clamp_max(self.components - 1)
         index = component.unsqueeze(-1).expand(-1, -1, self.act_dim)
         return means.gather(1, index) + log_stds.exp().gather(1, index) * normal
 
