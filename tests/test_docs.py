@@ -17,7 +17,10 @@ from cebm.runs import train
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "guide", "scale", "deploy")),
+    *(
+        f"docs/{name}.md"
+        for name in ("theory", "stability", "performance", "guide", "scale", "data", "units", "deploy")
+    ),
     "reproduction/results.md",
 ]
 
@@ -64,6 +67,13 @@ def test_readme_commands_exist() -> None:
         if command not in helps:
             helps[command] = _run("-c", "from cebm.cli import main; main()", *command, "--help")
         assert all(flag in helps[command] for flag in flags), line
+
+
+def test_the_code_about_data_runs() -> None:
+    names: dict[str, object] = {}
+    for block in _blocks((ROOT / "docs/data.md").read_text(), "python"):
+        exec(block, names)
+    assert np.shape(names["action"]) == (2,)
 
 
 @pytest.mark.slow

@@ -71,6 +71,10 @@ KINDS: dict[str, Trial] = {
     "kept": trial_of("ibc", acting=Search(Langevin("ibc", noise=0.01), 16, keep=4)),
     "corrected": trial_of("in-batch-corrected", acting=Search(candidates=16)),
     "joint": trial_of("joint-replay", acting=Search(candidates=16)),
+    "annealed": trial_of("annealed"),
+    "annealed, with a first look": vary(trial_of("annealed"), look=4, candidates=12),
+    "nearest": TRIALS["nearest"],
+    "two-step": trial_of("two-step"),
     "mdn": trial_of("mdn"),
     "mse": trial_of("mse"),
 }

@@ -40,14 +40,14 @@ def parts_of(frames: np.ndarray) -> dict[str, Any]:
 def test_a_dictionary_is_the_flat_observation(history: int, batch: tuple[int, ...]) -> None:
     frames = np.random.default_rng().normal(size=(*batch, *((history,) if history > 1 else ()), 5))
     flat = frames.reshape(*batch, -1)
-    np.testing.assert_array_equal(flat_observation(parts_of(frames), spec(history)), flat)
+    np.testing.assert_array_equal(flat_observation(parts_of(frames), PARTS, history), flat)
     columns = parts_of(frames) | {"shoulder": frames[..., 0], "elbow": frames[..., 1]}
     columns.pop("joints")
-    np.testing.assert_array_equal(flat_observation(columns, spec(history)), flat)
+    np.testing.assert_array_equal(flat_observation(columns, PARTS, history), flat)
     tensors = {name: torch.as_tensor(value) for name, value in parts_of(frames).items()}
-    found = flat_observation(tensors, spec(history))
+    found = flat_observation(tensors, PARTS, history)
     assert isinstance(found, torch.Tensor) and torch.equal(found, torch.as_tensor(flat))
-    assert flat_observation(flat, spec(history)) is flat, "what is no dictionary passes"
+    assert flat_observation(flat, PARTS, history) is flat, "what is no dictionary passes"
 
 
 @pytest.mark.parametrize("history", [1, 3])
@@ -75,7 +75,7 @@ def test_a_runner_remembers_dictionaries() -> None:
 
 def test_two_envs_and_one_give_the_same_number_of_axes() -> None:
     """Columns by name: a batch of one is a batch."""
-    only = Specification((Part("obs", (2,), ("x", "y")),), 1)
+    only = (Part("obs", (2,), ("x", "y")),)
     for count in (1, 2):
         assert flat_observation({"x": np.zeros(count), "y": np.ones(count)}, only).shape == (count, 2)
     assert flat_observation({"x": 0, "y": 1.5}, only).tolist() == [0.0, 1.5]

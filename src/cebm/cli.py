@@ -139,6 +139,11 @@ class Eval:
 
     run: tyro.conf.Positional[Path]
     """A run directory (its best policy is taken) or a policy directory."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories of other training seeds, for --protocol; after the option, not before."""
+    protocol: Literal["ours", "diffusion-policy", "lerobot"] | None = None
+    """Measure as published: 200 episodes of the last checkpoint (ours: 5 training seeds); the best and the mean of the
+    last ten checkpoints in 50 episodes (Diffusion Policy: 3 seeds); 500 episodes of one checkpoint (lerobot)."""
     task: str | None = None
     """Where to roll out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By default the
     run's own task."""
@@ -207,6 +212,46 @@ class Export:
         from cebm.commands import export_run
 
         export_run(self)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serves a policy to clients over websockets, in openpi's format; docs/serving.md tells how. SIGTERM ends it after
+    the requests under way, SIGHUP reads the policy again."""
+
+    policy: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines reach needs a token."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    token_file: Path | None = None
+    """A file with the token that clients must send."""
+    tls_certificate: Path | None = None
+    """File of the certificate with its chain, for TLS."""
+    tls_key: Path | None = None
+    """File of the certificate's key."""
+    watch: float = 0.0
+    """Look every so many seconds whether the policy on disk has changed, and take the new one. 0: only by SIGHUP."""
+    connections: int = 128
+    """Clients at a time."""
+    rate: float = 2000.0
+    """Requests per second and client."""
+    hang: float = 10.0
+    """Seconds after which a batch counts as hung, and its worker is replaced."""
+    threads: int | None = None
+    """Threads for torch."""
+    device: str = "cpu"
+    """Where to act."""
+    verbose: bool = False
+    """Log every refused request, too."""
+    with_: With = ()
+    """A file or module of your own pieces that the policy is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.serving.command import serve_policy
+
+        serve_policy(self)
 
 
 @dataclass(frozen=True)
@@ -313,6 +358,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "eval": Eval,
     "export": Export,
+    "serve": Serve,
     "report": Report,
     "sweep": Sweep,
     "reproduce": Reproduce,

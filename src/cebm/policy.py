@@ -25,6 +25,7 @@ from cebm.acting import Acting, Found, Problem, Search
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.named import flat_observation
+from cebm.parts import Part
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import Box, Specification, check_finite, traced, usable_device
 from cebm.storage import load_bundle, save_bundle, take
@@ -146,6 +147,11 @@ class EnergyPolicy:
         return self.spec
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The named parts of a raw observation."""
+        return self.units.conversion.obs.parts or self.specification.parts
+
+    @property
     def history(self) -> int:
         """Observations that one input holds, oldest first."""
         return self.specification.history
@@ -190,7 +196,7 @@ class EnergyPolicy:
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
-        obs = flat_observation(obs, self.specification)
+        obs = flat_observation(obs, self.parts, self.history)
         rows = self._rows(obs, "obs", self.units.obs_dim)
         found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=False)
         with torch.no_grad():
@@ -212,7 +218,7 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
-        obs = flat_observation(obs, self.specification)
+        obs = flat_observation(obs, self.parts, self.history)
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
@@ -321,7 +327,7 @@ class EnergyPolicy:
         self, normalised: Float[Tensor, "batch samples inside"], obs: Any
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
-        rows = self._observed(obs)
+        rows = self._observed(obs) if self.units.conversion.relative else None
         return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(
@@ -355,7 +361,7 @@ class EnergyPolicy:
 
     def _observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
         """Raw observations, given as rows or by the names of their parts."""
-        return self._rows(flat_observation(obs, self.specification), "obs", self.units.obs_dim)
+        return self._rows(flat_observation(obs, self.parts, self.history), "obs", self.units.obs_dim)
 
     def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
         """[dim] or [batch, dim] of any kind of number, to raw [batch, dim] on the policy's device, in the dtype of the
@@ -568,8 +574,8 @@ class Runner:
     def act(self, obs: Any) -> np.ndarray:
         """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
         its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
-        spec = getattr(self.policy, "specification", None)
-        obs = obs if spec is None else flat_observation(obs, spec, history=1)
+        parts = getattr(self.policy, "parts", None)
+        obs = obs if parts is None else flat_observation(obs, parts)
         # A copy: environments may write the next observation into the same array.
         seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
         single = seen.ndim == 1

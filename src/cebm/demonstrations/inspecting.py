@@ -143,7 +143,7 @@ def _remarks(values: np.ndarray, low: float, high: float, inner: np.ndarray) -> 
 def _lengths(lengths: np.ndarray) -> Iterator[str]:
     short = int((lengths == 1).sum())
     if short and short < len(lengths):
-        yield f"{short:,} episodes have a single step"
+        yield f"episodes with a single step: {short:,}"
     median = float(np.median(lengths))
     long = np.flatnonzero(lengths > 20 * median)
     if long.size:
@@ -161,7 +161,7 @@ def _repetitions(data: Demonstrations, obs: np.ndarray, actions: np.ndarray, inn
         seen.setdefault(key, index)
     if twins:
         first, second = twins[0]
-        yield f"{len(twins):,} episodes are there twice (such as {second}, which equals {first})"
+        yield f"episodes that are copies of others: {len(twins):,} (such as {second}, a copy of {first})"
     if inner.any():
         held = [(np.diff(array, axis=0, prepend=array[:1]) == 0).all(1) for array in (obs, actions)]
         share = float((held[0] & held[1])[inner].mean())

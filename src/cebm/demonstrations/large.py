@@ -43,7 +43,7 @@ class Rows:
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """The rows of the whole array that these rows of the chosen episodes are."""
-        return rows + self._shift[np.searchsorted(self.ends, rows, side="right")]
+        return np.asarray(rows + self._shift[np.searchsorted(self.ends, rows, side="right")])
 
     def __getitem__(self, index: Any) -> Any:
         rows, rest = (index[0], index[1:]) if isinstance(index, tuple) else (index, ())

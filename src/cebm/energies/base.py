@@ -24,6 +24,8 @@ Context = Any
 """What `encode` gives: a tensor, or a tuple, list or dict of tensors, each with the batch as its first axis."""
 Actions = Float[Tensor, "batch samples act"]
 Energies = Float[Tensor, "batch samples"]
+Level = float | Float[Tensor, "batch samples"]
+"""A noise level: one for all actions, or one for each."""
 PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,6 +42,10 @@ class EnergyModel(nn.Module, ABC):
     """Whether gradients come without autograd: the search then runs in inference mode, which is an eighth faster."""
     levels: tuple[float, ...] = ()
     """Noise levels that `at` knows, the largest first; none for an energy without levels."""
+    deviation: float = 0.5
+    """Deviation d of the actions, in units of which a sampler or an objective counts levels."""
+    smoothable: bool = False
+    """Whether `at(s)` is, for every s, the exact energy −log(p ∗ N(0, s²)) of the blurred density."""
 
     @abstractmethod
     def encode(self, obs: Obs) -> Context:
@@ -56,7 +62,7 @@ class EnergyModel(nn.Module, ABC):
         with evaluating(self):
             return autograd_gradients(lambda y: self.energies(context, y), actions)
 
-    def at(self, level: float) -> "EnergyModel":
+    def at(self, level: Level) -> "EnergyModel":
         """The energy at a noise level, for the same context: itself, for an energy without levels."""
         return self
 
@@ -78,6 +84,11 @@ class EnergyModel(nn.Module, ABC):
                 f"{type(self).__name__} has `propose` but no `excess`, the energy plus log q of its proposal"
             )
         return self.energies(context, actions)
+
+    @property
+    def judges(self) -> bool:
+        """Whether `excess` chooses among draws that fell through the levels, in place of the energy itself."""
+        return False
 
     @property
     def explicit(self) -> bool:
@@ -142,7 +153,11 @@ class EnergyModel(nn.Module, ABC):
 @runtime_checkable
 class EnergySettings(Protocol):
     """Settings of an energy: a frozen dataclass that builds it. `explicit = True` says that it is −log p(y|x) in closed
-    form and knows its best action; `joint = True` that it has a form over pairs (x, y)."""
+    form and knows its best action; `joint = True` that it has a form over pairs (x, y).
+
+    An energy that stores demonstrations has a method `remember(obs, actions)`, which gets all training pairs,
+    normalised, once before the first step. Settings whose energy depends on their number have a method `sized(pairs)`,
+    which gives the settings for so many; those are saved with the policy."""
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
         """The energy for such observations and actions, its weights drawn from `generator`."""

@@ -2,6 +2,7 @@
 they train, save, score and act through the same code as the implicit ones; only the search is not needed.
 """
 
+import copy
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from math import inf, log, pi
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs
 from cebm.energies.feedforward import Init, Linear
 from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
@@ -81,6 +82,7 @@ class MixtureDensityEnergy(EnergyModel):
     """
 
     closed_form = True
+    smoothable = True
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class MixtureDensityEnergy(EnergyModel):
         if not 0 <= floor < inf:
             raise ValueError(f"floor must be at least 0 and finite, got {floor}")
         self.components, self.floor = components, floor
+        self.level: Level | None = None
         self.obs_dim, self.act_dim = obs_dim, act_dim
         self.context_dim = components * (2 + 3 * act_dim)
         quarter = max(1, width // 4) if width > 0 else width
@@ -121,6 +124,13 @@ class MixtureDensityEnergy(EnergyModel):
         heights = log_weights - sums - 0.5 * self.act_dim * log(2 * pi)
         precisions = (-2 * log_stds).exp()
         return torch.cat([log_weights, means + self.linear(obs), log_stds, heights, precisions], 1)
+
+    def at(self, level: Level) -> "MixtureDensityEnergy":
+        """The density blurred by N(0, s²): every component's variance grows by s². It shares the weights, and its
+        proposal is that of the density itself."""
+        other = copy.copy(self)
+        other.level = level
+        return other
 
     def energies(self, context: Context, actions: Actions) -> Energies:
         return -self._parts(context, actions)[0].logsumexp(-1)
@@ -171,11 +181,18 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> tuple[Float[Tensor, "batch samples k"], Float[Tensor, "batch samples k act"]]:
         """log w_k N(y; μ_k, σ_k²), and (y − μ_k)/σ_k²."""
         self.check(context, actions)
-        _, means, _, heights, precisions = self._split(context)
+        log_weights, means, log_stds, heights, precisions = self._split(context)
         shape = (-1, 1, self.components, self.act_dim)
         away = actions.unsqueeze(2) - means.view(shape)
-        pull = away * precisions.view(shape)
-        return heights.unsqueeze(1) - 0.5 * (away * pull).sum(-1), pull
+        if self.level is None:
+            pull = away * precisions.view(shape)
+            return heights.unsqueeze(1) - 0.5 * (away * pull).sum(-1), pull
+        blur = torch.as_tensor(self.level, dtype=actions.dtype, device=actions.device)
+        blur = blur[..., None, None] if blur.ndim else blur
+        variances = (2 * log_stds).exp().view(shape) + blur.square()
+        pull = away / variances
+        logs = (variances.log() + log(2 * pi)).sum(-1) + (away * pull).sum(-1)
+        return log_weights.unsqueeze(1) - 0.5 * logs, pull
 
     def _mixture(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """log w_k, μ_k and log σ_k."""

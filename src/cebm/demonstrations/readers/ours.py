@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cebm.demonstrations.episodes import Demonstrations
 from cebm.demonstrations.readers.assembling import Wanted, assembled
 from cebm.parts import Part
@@ -35,7 +33,7 @@ def _add(held: dict[str, Any], names: dict[str, Any], array: Any, parts: tuple[P
     """Each part, and each column that has a name of its own, as an array."""
     start = 0
     for part in parts:
-        values = np.asarray(array[:, start : start + part.size])
+        values = array[:, start : start + part.size]  # a view, on disk where the array is
         if part.name in held:
             raise wanted.error(f"obs and action both have a part {part.name!r}, so it cannot be chosen by its name")
         held[part.name] = values.reshape(len(values), *part.shape)
