@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,7 @@ from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.named import flat_observation
 from cebm.settings import StorageError, from_json, to_json
-from cebm.spaces import Box, Specification, check_finite, usable_device
+from cebm.spaces import Box, Part, Specification, check_finite, usable_device
 from cebm.storage import load_bundle, save_bundle, take
 from cebm.units import Conversion, Units
 
@@ -87,6 +87,8 @@ class EnergyPolicy:
     """Sorted energies of training pairs, for the score."""
     conversion: Conversion | None = None
     """Kinds of columns and relative actions; None: every column is plain, the boxes are all."""
+    parts: tuple[Part, ...] = ()
+    """Named parts of one raw observation, by which `act` takes it as a dictionary; by default the specification's."""
     _milliseconds: dict[tuple[int, int, int | None], float] = field(default_factory=dict, init=False)
     """Measured times by candidates, batch and steps; the one thing that a call may leave behind."""
 
@@ -104,7 +106,9 @@ class EnergyPolicy:
                 raise ValueError(f"{name} has {box.dim} dimensions, the energy expects {dim}")
             if box.dim != of_spec:
                 raise ValueError(f"{name} has {box.dim} dimensions, the specification has {of_spec}")
-        columns = self.units.act_dim
+        columns, frame = self.units.act_dim, self.columns[0]
+        if self.parts and sum(part.size for part in self.parts) != frame:
+            raise ValueError(f"parts have {sum(part.size for part in self.parts)} columns, observations have {frame}")
         for name, bound in (("low", self.low), ("high", self.high)):
             if bound is not None and bound.shape != (columns,):
                 raise ValueError(f"{name} has shape {tuple(bound.shape)}, actions have {columns} dimensions")
@@ -137,6 +141,13 @@ class EnergyPolicy:
         """Raw columns of one observation and of one action."""
         conversion = self.units.conversion
         return conversion.obs.size, conversion.action.size
+
+    @cached_property
+    def observed(self) -> Specification:
+        """As the specification, with the parts of a raw observation: kinds of columns may make more of them inside."""
+        spec, frame = self.specification, self.columns[0]
+        parts = self.parts or (spec.parts if spec.frame == frame else (Part("obs", (frame,)),))
+        return replace(spec, parts=parts)
 
     @property
     def specification(self) -> Specification:
@@ -190,7 +201,7 @@ class EnergyPolicy:
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
-        obs = flat_observation(obs, self.specification)
+        obs = flat_observation(obs, self.observed)
         found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self.actions(_taken(found).unsqueeze(1), obs)[:, 0]
         if np.ndim(obs) == 1:
@@ -208,7 +219,7 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
-        obs = flat_observation(obs, self.specification)
+        obs = flat_observation(obs, self.observed)
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
@@ -291,6 +302,7 @@ class EnergyPolicy:
             "spec": to_json(self.specification),
             "obs_margin": self.obs_box.margin,
             "act_margin": self.act_box.margin,
+            "parts": to_json(self.parts),
             "units": None if self.units.conversion.plain else to_json(self.conversion),
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
@@ -337,7 +349,7 @@ class EnergyPolicy:
 
     def _observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
         """Raw observations, given as rows or by the names of their parts."""
-        return self._rows(flat_observation(obs, self.specification), "obs", self.units.obs_dim)
+        return self._rows(flat_observation(obs, self.observed), "obs", self.units.obs_dim)
 
     def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
         """[dim] or [batch, dim] of any kind of number, to raw [batch, dim] on the policy's device, in the dtype of the
@@ -456,8 +468,9 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor], where: str, dev
     low, high, data_energies = (
         tensors[name].to(device) if name in tensors else None for name in ("low", "high", "data_energies")
     )
+    parts = from_json(header.get("parts", []), tuple[Part, ...], f"{where}: parts")
     pieces = (energy.to(device), boxes["obs"], boxes["act"], acting, spec, settings)
-    return EnergyPolicy(*pieces, low, high, data_energies, conversion)
+    return EnergyPolicy(*pieces, low, high, data_energies, conversion, parts)
 
 
 def _check_sizes(settings: Any, spec: Specification, weights: dict[str, Tensor], where: str) -> None:
@@ -549,7 +562,7 @@ class Runner:
     def act(self, obs: Any) -> np.ndarray:
         """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
         its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
-        spec = getattr(self.policy, "specification", None)
+        spec = getattr(self.policy, "observed", None)
         obs = obs if spec is None else flat_observation(obs, spec, history=1)
         # A copy: environments may write the next observation into the same array.
         seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)

@@ -246,6 +246,7 @@ class Trainer:
             self.trial.energy,
             data_energies=data_energies,
             conversion=self.units.conversion,
+            parts=self.training.demonstrations.parts,
             **bounds,
         )
 
