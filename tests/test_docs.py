@@ -17,7 +17,7 @@ from cebm.runs import train
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "guide", "scale", "data")),
+    *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "guide", "scale", "data", "units")),
     "reproduction/results.md",
 ]
 

@@ -33,12 +33,14 @@ from cebm.report import write_report
 from cebm.report.charts import Chart, Series, heat_map, number, thinned, tick_labels, ticks
 from cebm.report.page import guesses, information_words, learning_charts
 from cebm.report.records import Run, grouped, interval_of, verdict
-from cebm.report.scenes import frames_of, moments_of_scene
+from cebm.report.scenes import Moment, frames_of, landscape, moments_of_scene
 from cebm.runs import Job, load_metrics, read_record, resume, train
 from cebm.samplers import MALA, Langevin
 from cebm.settings import StorageError
 from cebm.storage import row_line, write_document
 from cebm.tasks import GymnasiumTask, ParticleTask
+from cebm.trainer import fit
+from cebm.units import Relative
 
 SHORT = ParticleTask(steps=8)
 """Too short to succeed in, but quick."""
@@ -730,6 +732,19 @@ def test_the_lowest_is_chosen_by_default(run: Path) -> None:
     search = frames_of(policy, torch.rand(1, policy.obs_box.dim))
     assert search.steps == list(range(11)) and all(state.shape == (64, 2) for state in search.states)
     assert search.chosen == int(search.problem.energies(search.states[-1][None]).argmin())
+
+
+def test_a_landscape_of_relative_actions_marks_raw_places(generator: torch.Generator) -> None:
+    obs = 100 + torch.rand(64, 2, generator=generator)
+    policy = fit(obs.numpy(), (obs + 1).numpy(), steps=2, relative=Relative((0, 1), (0, 1), 4.0), trial="mdn")
+    at = obs[0].double().numpy()
+    marks = [("demonstrated", [float(at[0] + 2), float(at[1] - 1)], 1.0), ("goal", [float(at[0] + 2)], 0.0)]
+    drawn = landscape(policy, [Moment("One", at, marks)])["panels"][0]
+    limit = policy.act_box.limit
+    for mark in drawn["marks"]:
+        assert mark["x"] == pytest.approx((2 / 4 / limit + 1) / 2 * 1000, abs=0.2)
+    assert drawn["marks"][0]["y"] == pytest.approx(1000 - (-1 / 4 / limit + 1) / 2 * 1000, abs=0.2)
+    np.testing.assert_allclose([float(each) for each in drawn["chosen"]], policy.act(at), rtol=1e-2)
 
 
 def test_long_chains_show_some_frames(run: Path) -> None:

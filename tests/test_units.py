@@ -9,11 +9,13 @@ import torch
 
 import cebm
 from cebm import Adam, Demonstrations, Inputs, Job, Trainer, vary
+from cebm.commands import train_command
+from cebm.parts import Part
 from cebm.recipes import TRIALS
-from cebm.runs import resume, train
+from cebm.runs import load_job, resume, train
 from cebm.settings import from_json, to_json
 from cebm.spaces import Box
-from cebm.units import Conversion, Form, Layout, Relative, Units, from_words
+from cebm.units import Angle, Conversion, Form, Layout, Relative, Units, from_words
 
 SMALL = {"energy.tilt.width": 16, "energy.base.width": 16, "batch_size": 32}
 
@@ -45,6 +47,15 @@ def units_of(generator, **inputs):
 # ---------------------------------------------------------------------------------------------- relative actions
 
 
+def test_a_scale_that_some_samplers_cannot_follow_is_said(generator):
+    data = walks(generator)
+    trainers = [trainer_of(trial_with(relative=Relative((0, 1), (0, 1), scale)), data, data) for scale in (0.5, 64.0)]
+    reach = float(trainers[0].units.targets(*map(torch.from_numpy, (data.actions, data.obs))).abs().max())
+    assert trainers[0].notes[1].startswith(f"actions reach {reach:.3g} in these units") and reach > 2
+    assert trainers[0].units.act_box.limit == pytest.approx(1.1 * reach, rel=1e-5)
+    assert len(trainers[1].notes) == 1 and trainers[1].units.act_box.margin == 0.05
+
+
 @pytest.mark.parametrize("scale", [None, 64.0])
 def test_relative_actions_are_differences_from_the_newest_frame(generator, scale):
     units, (obs, actions) = units_of(generator, history=2, horizon=4, relative=Relative((0, 1), (1, 0), scale))
@@ -73,6 +84,11 @@ def test_some_columns_may_be_relative_and_others_not(generator):
     features = units.features(actions, obs)
     torch.testing.assert_close(features, actions - torch.stack([torch.zeros(len(obs)), obs[:, 2]], 1))
     assert plain.conversion.plain
+    units, _ = units_of(generator, relative=Relative(0, 0))
+    assert units.conversion.origins == (0, -1)
+    torch.testing.assert_close(units.features(actions, obs)[:, 1], actions[:, 1])
+    units, _ = units_of(generator, relative=Relative(1, 0))
+    torch.testing.assert_close(units.features(actions, obs), actions - obs[:, [0, 0]] * torch.tensor([0, 1]))
 
 
 def test_limits_of_relative_actions_move_with_the_observation(generator):
@@ -88,6 +104,8 @@ def test_limits_of_relative_actions_move_with_the_observation(generator):
     far = torch.full((3, 5, 4), 1e3)
     np.testing.assert_allclose(policy.actions(problem.clip(far), obs)[:, 0], [[110, 105] * 2] * 3, rtol=1e-5)
     np.testing.assert_allclose(policy.actions(problem.clip(-far), obs)[:, 4], [[90, 95] * 2] * 3, rtol=1e-5)
+    with pytest.raises(ValueError, match="obs must be given: these actions are relative to it"):
+        policy.units.actions(torch.zeros(3, 1, 4))
     acted = policy.act(obs)
     assert (acted >= [90, 95] * 2).all() and (acted <= [110, 105] * 2).all()
     proposal = policy.propose(obs, candidates=6)
@@ -144,7 +162,7 @@ def test_a_run_with_relative_actions_resumes_bit_for_bit(generator, tmp_path):
     losses = [[row["loss"] for row in each.metrics if row["kind"] == "train"] for each in (whole, again)]
     assert losses[0][-3:] == losses[1][-3:] and len(losses[0]) == 6
     record = json.loads((tmp_path / "whole" / "run.json").read_text())
-    assert any("relative to obs column 0" in line for line in record["units"])
+    assert any("relative to obs columns 0, 1" in line for line in record["units"])
 
 
 def test_relative_actions_generalise_to_where_no_demonstration_was(generator):
@@ -195,6 +213,21 @@ def test_settings_of_units_are_json_and_words():
     assert vary(TRIALS["steady"], relative=Relative(slice(0, 2), (0, 1))).inputs.relative == (Relative("0:2", (0, 1)),)
 
 
+def test_settings_of_units_are_given_on_the_command_line(generator, tmp_path, capsys):
+    walks(generator).save(tmp_path / "data.npz")
+    words = f"""mdn --steps 1 --data {tmp_path / "data.npz"} --out {tmp_path / "run"} --energy.width 8
+        --inputs.padding drop
+        --inputs.horizon 2 --inputs.action-scaling robust --inputs.relative Relative((0,1),'0:2')
+        --inputs.jitter Gaussian((0,1),5) Gaussian(2,0.5) --inputs.obs-kinds Angle(2,period=360)""".split()
+    train_command(words)()
+    inputs = load_job(tmp_path / "run").trial.inputs
+    assert inputs.relative == (Relative((0, 1), "0:2"),) and len(inputs.jitter) == 2 and inputs.padding == "drop"
+    assert inputs.obs_kinds == (Angle(2, 360.0),) and inputs.action_scaling == "robust"
+    assert "action columns 0, 1: relative to obs columns 0, 1\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="inputs: jitter: there is no piece 'Gausian'"):
+        train_command([*words[:-1], "Angle(2)", "--inputs.jitter", "Gausian(0,1)", "--out", str(tmp_path / "no")])()
+
+
 @dataclass(frozen=True)
 class Own:
     """A piece of the user's."""
@@ -223,13 +256,7 @@ def test_words_name_ones_own_pieces_by_their_module(unchecked_shapes):
 
 
 def test_columns_by_index_slice_and_name():
-    @dataclass
-    class Part:
-        name: str
-        size: int
-        columns: tuple[str, ...] = ()
-
-    layout = Layout.of("obs", 9, [Part("agent", 2, ("x", "y")), Part("points", 6), Part("goal", 1, ("x",))])
+    layout = Layout.of("obs", 9, [Part("agent", (2,), ("x", "y")), Part("points", (3, 2)), Part("goal", (1,), ("x",))])
     for columns, wanted in (
         (-1, (8,)),
         ("2:8:2", (2, 4, 6)),
@@ -250,3 +277,22 @@ def test_columns_by_index_slice_and_name():
     ):
         with pytest.raises(ValueError, match=message):
             layout.columns(columns, "Gaussian")
+
+
+def test_parts_of_the_data_name_columns_and_stay_with_the_policy(generator, tmp_path):
+    data = walks(generator)
+    parts = (Part("agent", (2,), ("x", "y")), Part("wrist", (1,)))
+    named = replace(data, parts=parts, action_parts=(Part("place", (2,), ("x", "y")),))
+    trial = trial_with(
+        obs_kinds="Angle('wrist')", relative="Relative('place', 'agent')", jitter="Gaussian('agent.y', 2)"
+    )
+    trainer = trainer_of(trial, named, named)
+    assert trainer.notes[0].startswith("obs column 2 (wrist): angle")
+    assert (
+        trainer.notes[1] == "action columns 0 (place.x), 1 (place.y): relative to obs columns 0 (agent.x), 1 (agent.y)"
+    )
+    assert trainer.spec.parts == (parts[0], Part("wrist", (2,)))
+    trainer.policy().save(tmp_path / "policy")
+    assert cebm.load(tmp_path / "policy").parts == parts
+    joined = trainer_of(trial_with(obs_kinds="Angle((1, 2))"), named, named)
+    assert joined.spec.parts == (Part("obs", (5,)),)

@@ -1,7 +1,9 @@
 """Jitter, symmetries and padding: what training may change about the demonstrations."""
 
+import re
 from dataclasses import dataclass
 from math import pi
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,11 +104,11 @@ def test_a_jitter_of_ones_own_is_checked(generator):
 # ---------------------------------------------------------------------------------------------- symmetries
 
 
-def block(poses):
+def block(poses, body=BODY):
     """Keypoints in the world of a body at x, y and angle."""
     x, y, angle = poses.T
     turn = np.stack([np.stack([np.cos(angle), -np.sin(angle)], -1), np.stack([np.sin(angle), np.cos(angle)], -1)], -2)
-    return (np.einsum("nij,kj->nki", turn, np.array(BODY)) + np.stack([x, y], -1)[:, None]).reshape(len(poses), -1)
+    return (np.einsum("nij,kj->nki", turn, np.array(body)) + np.stack([x, y], -1)[:, None]).reshape(len(poses), -1)
 
 
 def test_a_planar_mirror_gives_keypoints_of_the_mirrored_pose(generator):
@@ -127,6 +129,23 @@ def test_a_planar_mirror_gives_keypoints_of_the_mirrored_pose(generator):
     np.testing.assert_allclose(again[1], actions)
     goal = np.concatenate([block(np.array([[256, 256, pi / 4]])), [[256, 256, pi / 4]]], 1)
     np.testing.assert_allclose(mirror.transform(goal, actions[:1])[0], goal, atol=1e-6)  # the goal is its own image
+
+
+def test_the_settings_of_push_t_in_the_documentation_mirror_it(generator):
+    text = (Path(__file__).parent.parent / "docs" / "units.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)[-1]
+    names = {}
+    exec(code, names)
+    assert names["PUSH_T"]["history"] == 2
+    body = names["KEYPOINTS"]
+    mirror = names["PUSH_T"]["symmetries"].located(Layout.of("obs", 20), Layout.of("action", 2))
+    random = np.random.default_rng(torch.randint(2**31, (), generator=generator).item())
+    x, y, angle = random.uniform(0, 512, 30), random.uniform(0, 512, 30), random.uniform(-pi, pi, 30)
+    agent = random.uniform(0, 512, (30, 2))
+    seen, done = mirror.transform(np.concatenate([block(np.stack([x, y, angle], 1), body), agent], 1), agent)
+    np.testing.assert_allclose(seen[:, :18], block(np.stack([512 - y, 512 - x, pi / 2 - angle], 1), body), atol=1e-6)
+    np.testing.assert_allclose(seen[:, 18:], done)
+    np.testing.assert_allclose(done, 512 - agent[:, ::-1])
 
 
 def test_a_mirror_reflects_and_swaps_columns():
@@ -152,7 +171,7 @@ def test_symmetries_double_the_training_data_and_not_the_validation(generator):
 def test_a_symmetry_fills_the_half_that_was_not_demonstrated():
     """Actions are |state|, shown on the right alone; the mirror says what they are on the left."""
     obs = np.linspace(0.1, 1, 200, dtype=np.float32)[:, None]
-    settings = {"trial": "mse", "steps": 200, "energy.width": 32, "batch_size": 64, "learning_rate": 3e-3}
+    settings = {"trial": "mse", "steps": 80, "energy.width": 32, "batch_size": 64, "learning_rate": 1e-2}
     left = -obs[::20]
     known = cebm.fit(obs, np.abs(obs), symmetries=Mirror(obs=0), **settings).act(left)
     assert np.abs(known - np.abs(left)).mean() < 0.1

@@ -52,8 +52,9 @@ class Certify:
 class Bench:
     """How fast? Rates stand beside that of plain torch.mm, measured in turns with it."""
 
-    what: tyro.conf.Positional[Literal["chain", "train", "growth", "act", "env", "all"]] = "all"
-    """The paper's Langevin chain, whole training steps, how their time grows, single actions, the particle task."""
+    what: tyro.conf.Positional[Literal["chain", "train", "growth", "act", "env", "deploy", "all"]] = "all"
+    """The paper's Langevin chain, whole training steps, how their time grows, single actions, the particle task; and
+    `deploy`, which is not part of `all`: single actions of exported policies."""
     json: bool = False
     """Print one JSON object per line, one line per row."""
     threads: tuple[int, ...] = (1, 2)
@@ -138,6 +139,11 @@ class Eval:
 
     run: tyro.conf.Positional[Path]
     """A run directory (its best policy is taken) or a policy directory."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories of other training seeds, for --protocol; after the option, not before."""
+    protocol: Literal["ours", "diffusion-policy", "lerobot"] | None = None
+    """Measure as published: 200 episodes of the last checkpoint (ours: 5 training seeds); the best and the mean of the
+    last ten checkpoints in 50 episodes (Diffusion Policy: 3 seeds); 500 episodes of one checkpoint (lerobot)."""
     task: str | None = None
     """Where to roll out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By default the
     run's own task."""
@@ -180,6 +186,72 @@ class Eval:
         from cebm.commands import evaluate_run
 
         evaluate_run(self)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes a trained policy to one file that acts without cebm: its whole search, with a fixed effort."""
+
+    run: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    out: Path
+    """The file to write: .onnx for ONNX, .pt2 for the others."""
+    format: Literal["onnx", "torch", "aoti"] = "onnx"
+    """'onnx': for onnxruntime (needs the extra `onnx`). 'torch': a program of torch.export. 'aoti': compiled for this
+    machine, for C++ without Python."""
+    candidates: int | None = None
+    """Candidates of the search; by default the policy's own."""
+    steps: int | None = None
+    """Steps of the sampler; by default the policy's own."""
+    last: bool = False
+    """The last policy of the run instead of the best one."""
+    with_: With = ()
+    """A file or module of your own pieces that the run is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.commands import export_run
+
+        export_run(self)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serves a policy to clients over websockets, in openpi's format; docs/serving.md tells how. SIGTERM ends it after
+    the requests under way, SIGHUP reads the policy again."""
+
+    policy: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines reach needs a token."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    token_file: Path | None = None
+    """A file with the token that clients must send."""
+    tls_certificate: Path | None = None
+    """File of the certificate with its chain, for TLS."""
+    tls_key: Path | None = None
+    """File of the certificate's key."""
+    watch: float = 0.0
+    """Look every so many seconds whether the policy on disk has changed, and take the new one. 0: only by SIGHUP."""
+    connections: int = 128
+    """Clients at a time."""
+    rate: float = 2000.0
+    """Requests per second and client."""
+    hang: float = 10.0
+    """Seconds after which a batch counts as hung, and its worker is replaced."""
+    threads: int | None = None
+    """Threads for torch."""
+    device: str = "cpu"
+    """Where to act."""
+    verbose: bool = False
+    """Log every refused request, too."""
+    with_: With = ()
+    """A file or module of your own pieces that the policy is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.serving.command import serve_policy
+
+        serve_policy(self)
 
 
 @dataclass(frozen=True)
@@ -285,6 +357,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "data": Data,
     "train": Train,
     "eval": Eval,
+    "export": Export,
+    "serve": Serve,
     "report": Report,
     "sweep": Sweep,
     "reproduce": Reproduce,

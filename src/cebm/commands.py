@@ -18,10 +18,12 @@ from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
+from cebm.exported import load_exported
 from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
 from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
+from cebm.protocols import PROTOCOLS, measure, to_document, words
 from cebm.recipes import TRIALS, Trial, find_trial
 from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
 from cebm.samplers import Sampler
@@ -30,7 +32,7 @@ from cebm.storage import read_document, write_document
 from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, OnEngine, Sweep
+    from cebm.cli import Certify, Demos, Eval, Export, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -232,7 +234,11 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
-            _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material, group), group)
+
+            def start(listen: Listener) -> Outcome:
+                return train(job, out, listen, material, group, print)
+
+            _run(job, out, parsed.tensorboard, start, group)
 
     return start_run
 
@@ -296,6 +302,11 @@ def evaluate_run(arguments: "Eval") -> None:
     """`cebm eval`: the summary is printed and, for a run, kept beside its metrics with a row per episode."""
     set_threads(arguments.threads)
     import_pieces(arguments.with_)
+    if arguments.protocol is not None:
+        _follow_protocol(arguments)
+        return
+    if arguments.seeds:
+        raise ValueError("--seeds belong to --protocol; evaluate one run at a time without it")
     where = arguments.run
     is_run = (where / "run.json").exists()
     policy = load(where / "policy" if is_run and arguments.last else where, arguments.device)
@@ -325,6 +336,31 @@ def evaluate_run(arguments: "Eval") -> None:
             write_document(where / "evaluation.json", summary)
         except OSError as error:
             raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
+
+
+def _follow_protocol(arguments: "Eval") -> None:
+    """`cebm eval --protocol`: the numbers are printed and kept in the first run."""
+    protocol, runs = PROTOCOLS[arguments.protocol or ""], [arguments.run, *arguments.seeds]
+    for name in ("last", "budget_ms", "max_steps", "video", "metric", "warm_start"):
+        if getattr(arguments, name):
+            raise ValueError(f"--{name.replace('_', '-')} does not go with --protocol, which says how to measure")
+    settings = {name: getattr(arguments, name) for name in ("candidates", "execute")}
+    task = None
+    if arguments.task or arguments.env:
+        task = _task_to_play(arguments, load(arguments.run, arguments.device), None)
+    lines = measure(
+        protocol,
+        runs,
+        task,
+        seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
+        device=arguments.device,
+        listen=lambda line: print(line, file=sys.stderr, flush=True),
+        workers=arguments.workers,
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    document = to_document(protocol, runs, lines)
+    print(json.dumps(document) if arguments.json else words(protocol, lines), flush=True)
+    write_document(arguments.run / f"protocol-{protocol.name}.json", document)
 
 
 def _interval(result: Evaluation, metric: str) -> dict[str, Any]:
@@ -367,6 +403,18 @@ def sentence(result: Evaluation, metric: str = "success") -> str:
     words.append(f"({successes}{result.episodes} episodes)")
     words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
     return "  ".join(words)
+
+
+def export_run(arguments: "Export") -> None:
+    """`cebm export`: prints what the file takes and gives."""
+    import_pieces(arguments.with_)
+    where = arguments.run
+    policy = load(where / "policy" if arguments.last and (where / "run.json").exists() else where)
+    policy.export(arguments.out, arguments.format, arguments.candidates, arguments.steps)
+    contract = load_exported(arguments.out).contract
+    inputs = [f"obs [batch, {contract.history * contract.frame}]"]
+    inputs += [f"{name} [batch, {contract.count(name)}]" for name in contract.inputs()[1:]]
+    print(f"{', '.join(inputs)} → action [batch, {contract.horizon * contract.action}]  {arguments.out}")
 
 
 def report_runs(runs: list[Path], out: Path, pieces: Sequence[str] = ()) -> None:

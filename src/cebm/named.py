@@ -8,22 +8,20 @@ import torch
 from torch import Tensor
 
 from cebm.parts import Part
-from cebm.spaces import Specification
 
 
-def flat_observation(values: Any, spec: Specification, history: int | None = None) -> Any:
+def flat_observation(values: Any, parts: Sequence[Part], history: int = 1) -> Any:
     """The observation [columns], or the batch [batch, columns], that a dictionary of named parts means; anything that
     is no dictionary passes. A tensor where a part is one, else an array of numpy.
 
-    A part may be given by its name, or column by column where its columns have names. With a history (by default the
-    specification's) beyond 1 each part has an axis for it, the oldest first, before its own shape: [history, …] or
-    [batch, history, …]. A ValueError names the part that is missing, unknown or misshapen.
+    A part may be given by its name, or column by column where its columns have names. With a history beyond 1 each
+    part has an axis for it, the oldest first, before its own shape: [history, …] or [batch, history, …]. A ValueError
+    names the part that is missing, unknown or misshapen.
     """
     if not isinstance(values, Mapping):
         return values
-    length = spec.history if history is None else history
-    frames = (length,) if length > 1 else ()
-    found = list(_given(values, spec.parts))
+    frames = (history,) if history > 1 else ()
+    found = list(_given(values, parts))
     arrays = [_numbers(part.name, value) for part, value in found]
     batches = [_batches(part, array, frames) for (part, _), array in zip(found, arrays, strict=True)]
     common = set.intersection(*map(set, batches))

@@ -9,11 +9,11 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,8 +25,9 @@ from cebm.acting import Acting, Found, Problem, Search
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.named import flat_observation
+from cebm.parts import Part
 from cebm.settings import StorageError, from_json, to_json
-from cebm.spaces import Box, Part, Specification, check_finite, usable_device
+from cebm.spaces import Box, Specification, check_finite, traced, usable_device
 from cebm.storage import load_bundle, save_bundle, take
 from cebm.units import Conversion, Units
 
@@ -87,8 +88,6 @@ class EnergyPolicy:
     """Sorted energies of training pairs, for the score."""
     conversion: Conversion | None = None
     """Kinds of columns and relative actions; None: every column is plain, the boxes are all."""
-    parts: tuple[Part, ...] = ()
-    """Named parts of one raw observation, by which `act` takes it as a dictionary; by default the specification's."""
     _milliseconds: dict[tuple[int, int, int | None], float] = field(default_factory=dict, init=False)
     """Measured times by candidates, batch and steps; the one thing that a call may leave behind."""
 
@@ -106,9 +105,7 @@ class EnergyPolicy:
                 raise ValueError(f"{name} has {box.dim} dimensions, the energy expects {dim}")
             if box.dim != of_spec:
                 raise ValueError(f"{name} has {box.dim} dimensions, the specification has {of_spec}")
-        columns, frame = self.units.act_dim, self.columns[0]
-        if self.parts and sum(part.size for part in self.parts) != frame:
-            raise ValueError(f"parts have {sum(part.size for part in self.parts)} columns, observations have {frame}")
+        columns = self.units.act_dim
         for name, bound in (("low", self.low), ("high", self.high)):
             if bound is not None and bound.shape != (columns,):
                 raise ValueError(f"{name} has shape {tuple(bound.shape)}, actions have {columns} dimensions")
@@ -142,19 +139,17 @@ class EnergyPolicy:
         conversion = self.units.conversion
         return conversion.obs.size, conversion.action.size
 
-    @cached_property
-    def observed(self) -> Specification:
-        """As the specification, with the parts of a raw observation: kinds of columns may make more of them inside."""
-        spec, frame = self.specification, self.columns[0]
-        parts = self.parts or (spec.parts if spec.frame == frame else (Part("obs", (frame,)),))
-        return replace(spec, parts=parts)
-
     @property
     def specification(self) -> Specification:
         """What the energy was built for."""
         if self.spec is None:
             raise ValueError("the policy has no specification yet")
         return self.spec
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The named parts of a raw observation."""
+        return self.units.conversion.obs.parts or self.specification.parts
 
     @property
     def history(self) -> int:
@@ -201,9 +196,11 @@ class EnergyPolicy:
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
-        obs = flat_observation(obs, self.observed)
-        found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
+        obs = flat_observation(obs, self.parts, self.history)
+        found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
         action = self.actions(_taken(found).unsqueeze(1), obs)[:, 0]
+        if traced():  # no exception comes out of an exported policy: NaN says the same
+            action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:
             action = action[0]
         return action.to(obs.device) if isinstance(obs, Tensor) else action.cpu().numpy()  # type: ignore[return-value]
@@ -219,7 +216,7 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
-        obs = flat_observation(obs, self.observed)
+        obs = flat_observation(obs, self.parts, self.history)
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
@@ -253,13 +250,13 @@ class EnergyPolicy:
         before = None
         if previous is not None:
             last = self._rows(previous, "previous", self.units.act_dim)
-            if len(last) != len(rows):
+            if last.shape[0] != rows.shape[0]:
                 raise ValueError(f"previous has {len(last)} rows, obs has {len(rows)}")
             before = self._checked(self.units.targets(last, rows), last, "previous")
         return Problem(
             self.energy,
             self.energy.encode(inputs),
-            len(inputs),
+            inputs.shape[0],
             self.act_box,
             *self._normalised_limits(rows),
             torch.Generator(self.device).manual_seed(0) if generator is None else generator,
@@ -302,10 +299,22 @@ class EnergyPolicy:
             "spec": to_json(self.specification),
             "obs_margin": self.obs_box.margin,
             "act_margin": self.act_box.margin,
-            "parts": to_json(self.parts),
             "units": None if self.units.conversion.plain else to_json(self.conversion),
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
+
+    def export(
+        self,
+        path: str | Path,
+        format: Literal["onnx", "torch", "aoti"] = "onnx",
+        candidates: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """Writes one file that acts as `act` does with this effort, without cebm: `cebm.load_exported` gives it back as
+        a policy. Its observations are [batch, history · frame] and its random numbers are inputs (docs/deploy.md)."""
+        from cebm.export import export
+
+        export(self, path, format, candidates, steps)
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
@@ -316,7 +325,7 @@ class EnergyPolicy:
         self, normalised: Float[Tensor, "batch samples inside"], obs: Any
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
-        rows = self._observed(obs)
+        rows = self._observed(obs) if self.units.conversion.relative else None
         return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(
@@ -337,19 +346,20 @@ class EnergyPolicy:
         if budget_ms is not None:
             batch = 1 if np.ndim(obs) == 1 else len(obs)
             candidates = self.candidates_within(budget_ms, batch, steps)
-        with torch.inference_mode() if self.energy.closed_form else torch.no_grad():
+        exporting = traced()
+        with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
             wishes: dict[str, Any] = {"candidates": candidates, "steps": steps, "previous": previous}
             problem = self.problem(obs, **wishes, generator=generator, everything=everything)
             found = self.acting.search(problem)
             chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
-            if not float(chosen.max()) < torch.inf:
+            if not exporting and not float(chosen.max()) < torch.inf:
                 row = int((~(chosen < torch.inf)).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         return found, chosen
 
     def _observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
         """Raw observations, given as rows or by the names of their parts."""
-        return self._rows(flat_observation(obs, self.observed), "obs", self.units.obs_dim)
+        return self._rows(flat_observation(obs, self.parts, self.history), "obs", self.units.obs_dim)
 
     def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
         """[dim] or [batch, dim] of any kind of number, to raw [batch, dim] on the policy's device, in the dtype of the
@@ -364,7 +374,7 @@ class EnergyPolicy:
                 raise ValueError(f"{name} must be numbers, got {type(values).__name__}: {error}") from error
         rows = rows.to(self.device, self.obs_box.centre.dtype if name == "obs" else self.act_box.centre.dtype)
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.shape[1] != columns or not len(rows):
+        if rows.ndim != 2 or rows.shape[1] != columns or not rows.shape[0]:
             raise ValueError(f"{name} must be [{columns}] or [batch, {columns}], got {tuple(np.shape(values))}")
         return rows
 
@@ -410,7 +420,8 @@ class EnergyPolicy:
 
 def _taken(found: Found) -> Float[Tensor, "batch act"]:
     """The candidate that was chosen for each observation."""
-    return found.actions[torch.arange(len(found.chosen), device=found.chosen.device), found.chosen]
+    index = found.chosen.view(-1, 1, 1).expand(-1, 1, found.actions.shape[2])
+    return found.actions.gather(1, index)[:, 0]
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
@@ -468,9 +479,8 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor], where: str, dev
     low, high, data_energies = (
         tensors[name].to(device) if name in tensors else None for name in ("low", "high", "data_energies")
     )
-    parts = from_json(header.get("parts", []), tuple[Part, ...], f"{where}: parts")
     pieces = (energy.to(device), boxes["obs"], boxes["act"], acting, spec, settings)
-    return EnergyPolicy(*pieces, low, high, data_energies, conversion, parts)
+    return EnergyPolicy(*pieces, low, high, data_energies, conversion)
 
 
 def _check_sizes(settings: Any, spec: Specification, weights: dict[str, Tensor], where: str) -> None:
@@ -562,8 +572,8 @@ class Runner:
     def act(self, obs: Any) -> np.ndarray:
         """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
         its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
-        spec = getattr(self.policy, "observed", None)
-        obs = obs if spec is None else flat_observation(obs, spec, history=1)
+        parts = getattr(self.policy, "parts", None)
+        obs = obs if parts is None else flat_observation(obs, parts)
         # A copy: environments may write the next observation into the same array.
         seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
         single = seen.ndim == 1

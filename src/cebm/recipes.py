@@ -9,8 +9,10 @@ from math import inf
 from typing import Any, Literal
 
 from cebm.acting import Acting, Direct, Search
+from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary, walk
-from cebm.energies import MLP, MixtureDensity, Regression, Tilted
+from cebm.denoising import DenoisingScore, LevelContrast, Sum
+from cebm.energies import MLP, MixtureDensity, Nearest, NoiseConditional, Regression, Tilted, TwoStep
 from cebm.energies.base import EnergySettings
 from cebm.negatives import (
     GaussianMixture,
@@ -29,8 +31,9 @@ from cebm.objectives import (
     Likelihood,
     LossPenalty,
     MaximumEntropy,
+    TwoSquares,
 )
-from cebm.optimisers import Adam, Cosine, Optimiser
+from cebm.optimisers import Adam, Cosine, Optimiser, Trapezoid
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
 from cebm.spaces import Part, Specification
 from cebm.units import Kind, Perturbation, Relative, Symmetry, as_pieces
@@ -60,7 +63,7 @@ class Inputs:
     """Columns of an action that are no plain numbers."""
     constants: Literal["exact", "learn"] = "exact"
     """Action columns that never change: 'exact' gives them back exactly and learns the others, 'learn' takes them for
-    any other column, as versions before 0.2 did."""
+    any other column, as runs of earlier versions do."""
     relative: tuple[Relative | str, ...] | Relative | str = ()
     """Actions that are told from columns of the newest observation: "Relative((0, 1), (0, 1), 64)"."""
     jitter: tuple[Perturbation | str, ...] | Perturbation | str = ()
@@ -165,6 +168,18 @@ TRIALS: dict[str, Trial] = {
         acting=Search(Langevin("ibc", 1, Constant(2 * _SMOOTHING**2), noise=0.0), 16, "draw", 4),
         inputs=Inputs("standardise", smoothing=_SMOOTHING),
     ),
+    # Ours, an energy at every noise level that chooses among its own draws: docs/annealed.md.
+    "annealed": Trial(
+        energy=NoiseConditional(),
+        objective=Sum(
+            (DenoisingScore(), LevelContrast(ShortChains(Annealed(), Uniform()))),
+            (1.0, 0.1),
+            (1, 4),
+        ),
+        optimiser=Adam(1e-3, Trapezoid(), batch_size=64, average=0.999, weight_decay=1e-4),
+        acting=AnnealedSearch(),
+        inputs=Inputs("standardise"),
+    ),
     # The paper's four.
     "ibc": _IBC,
     "ibc-mas": replace(_IBC, objective=_mas(sampler=Langevin("ibc", noise=0.1))),
@@ -183,6 +198,12 @@ TRIALS: dict[str, Trial] = {
     # The explicit baselines.
     "mse": replace(_IBC, energy=Regression(), objective=Likelihood(), acting=Direct()),
     "mdn": replace(_IBC, energy=MixtureDensity(), objective=Likelihood(), acting=Direct()),
+    # Two cheap baselines beyond the paper: the chunk of the nearest demonstration (no training, so one step is enough),
+    # and a regression with one refinement.
+    "nearest": replace(_IBC, energy=Nearest(), objective=Likelihood(), acting=Direct(), inputs=Inputs("standardise")),
+    "two-step": Trial(
+        TwoStep(), TwoSquares(), (), Adam(1e-3, Cosine(), average=0.995), Direct(), Inputs("standardise")
+    ),
     # The paper's failed attempts.
     "mcmc-loss": replace(_IBC, objective=MCMC()),
     "conditional-maxent": replace(_IBC, objective=MaximumEntropy(ShortChains(_CORRECT))),

@@ -182,8 +182,10 @@ def train(
     listen: Listener = lambda row: None,
     material: Material | None = None,
     group: Group = ALONE,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. Nothing is written
+    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written, and `say` a line
+    for each thing that the units of the data are, before the first step. Nothing is written
     before the data are read and a first step has been tried, so a start that fails leaves nothing behind. `material`:
     the job's, if it was read already. `group`: the processes that train together; all must see the directory."""
     where = Path(directory)
@@ -191,6 +193,9 @@ def train(
         check_new(where)
         material = material_of(job) if material is None else material
         trainer = trainer_of(job, material, group)
+        if group.first:
+            for line in trainer.notes:
+                say(line)
     group.check_same(material.fingerprint(), "the data are")
     trainer.align()
     try:

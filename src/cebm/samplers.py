@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, evaluating, leaves
-from cebm.spaces import StepConvention, check_finite, margin_limit, step_limit
+from cebm.randomness import draw_index, draw_normal, draw_uniform
+from cebm.spaces import StepConvention, check_all_finite, margin_limit, step_limit
 
 StepSymbol = Literal["lambda", "epsilon", "tau"]
 
@@ -131,8 +132,10 @@ class ChainState(Protocol):
 class Sampler(Protocol):
     """The contract: an object with these can be run, give negatives, search for actions and be certified.
 
-    A sampler may have two more attributes: `differentiable = True`, where a loss can be differentiated through the
-    chain; and `small_steps(size)`, the same sampler with moves of about `size`, to stay near where it starts.
+    A sampler may have three more attributes: `differentiable = True`, where a loss can be differentiated through the
+    chain; `small_steps(size)`, the same sampler with moves of about `size`, to stay near where it starts; and
+    `move(energy, context, state, k, generator)`, the state that `step` gives without its `StepInfo`, which acting does
+    not look at: of a short chain it may be a fifth of the time.
     """
 
     @property
@@ -200,9 +203,7 @@ def run(
     Dropout is off during the run.
     """
     energy.check(context, start)
-    check_finite(start.detach(), "start")
-    for part in leaves(context):
-        check_finite(part.detach(), "context")
+    _check_finite(context, start)
     if keep_graph and not getattr(sampler, "differentiable", False):
         raise ValueError(f"keep_graph needs a sampler with differentiable moves, not {type(sampler).__name__}")
     if collect is not None and collect.burn_in >= sampler.steps:
@@ -217,6 +218,27 @@ def run(
                 kept.append(state.actions)
         actions = torch.stack(kept, 2).flatten(1, 2) if kept else state.actions
         return Chain(actions, StepInfo(*(torch.stack(column).detach() for column in zip(*infos, strict=True))))
+
+
+def moved(
+    sampler: Sampler, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator
+) -> Actions:
+    """The actions that `run` ends with, for who does not want to know how the chains went."""
+    move = getattr(sampler, "move", None)
+    if move is None:
+        return run(sampler, energy, context, start, generator).actions
+    energy.check(context, start)
+    _check_finite(context, start)
+    with torch.no_grad(), evaluating(energy):
+        state = sampler.init(energy, context, start, generator)
+        for k in range(sampler.steps):
+            state = move(energy, context, state, k, generator)
+        return state.actions
+
+
+def _check_finite(context: Context, start: Actions) -> None:
+    """ValueError where a chain would begin with NaN or infinity."""
+    check_all_finite([("start", start.detach()), *(("context", part.detach()) for part in leaves(context))])
 
 
 # ---------------------------------------------------------------------------------------------- the samplers
@@ -274,29 +296,39 @@ class Langevin:
     def step(
         self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
     ) -> tuple[LangevinState, StepInfo]:
-        size = _step_size(self.schedule, k, self.steps)
         energies, gradients = energy.energies_and_gradients(context, state.actions)
-        scale = sqrt(2 * size) if self.formulation == "correct" else size * self.noise
-        move = gradients * (-size if self.formulation == "correct" else -0.5 * size)
-        if scale:
-            move = move + scale * _normal_like(state.actions, generator)
-        actions, clipped = self._clip(state.actions, move)
+        move = self._wanted(gradients, k, generator)
+        actions = self._clip(state.actions, move)
+        clipped = (actions != state.actions + move).to(actions.dtype).mean()
         return LangevinState(actions), StepInfo.of(energies, gradients, clipped)
+
+    def move(
+        self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
+    ) -> LangevinState:
+        """The next state alone, without what `step` says about it."""
+        gradients = energy.energies_and_gradients(context, state.actions)[1]
+        return LangevinState(self._clip(state.actions, self._wanted(gradients, k, generator)))
 
     def small_steps(self, size: float) -> "Langevin":
         """The same chain with moves of at most `size` per coordinate."""
         return replace(self, step_clip=size / 2, clip_convention="range")
 
-    def _clip(self, actions: Actions, move: Actions) -> tuple[Actions, Float[Tensor, ""]]:
-        wanted = actions + move
-        result = wanted
+    def _wanted(self, gradients: Actions, k: int, generator: torch.Generator) -> Actions:
+        """The move of step k before it is clipped."""
+        size = _step_size(self.schedule, k, self.steps)
+        scale = sqrt(2 * size) if self.formulation == "correct" else size * self.noise
+        move = gradients * (-size if self.formulation == "correct" else -0.5 * size)
+        return move + scale * draw_normal(generator, gradients.shape, gradients) if scale else move
+
+    def _clip(self, actions: Actions, move: Actions) -> Actions:
         if self.step_clip is not None:
             limit = step_limit(self.step_clip, self.clip_convention)
-            result = actions + move.clamp(-limit, limit)
+            move = move.clamp(-limit, limit)
+        result = actions + move
         if self.margin is not None:
             limit = margin_limit(self.margin)
             result = result.clamp(-limit, limit)
-        return result, (result != wanted).to(wanted.dtype).mean()
+        return result
 
 
 class MALAState(NamedTuple):
@@ -353,7 +385,7 @@ class MALA:
         self, energy: EnergyModel, context: Context, state: MALAState, k: int, generator: torch.Generator
     ) -> tuple[MALAState, StepInfo]:
         step = state.log_step.exp()
-        noise = _normal_like(state.actions, generator)
+        noise = draw_normal(generator, state.actions.shape, state.actions)
         proposal = state.actions - step * state.gradients + (2 * step).sqrt() * noise
         energies, gradients = energy.energies_and_gradients(context, proposal)
         # log q(y'|y) = −‖ω‖²/2 up to the constant that both directions share.
@@ -364,8 +396,7 @@ class MALA:
             outside = (proposal.abs() > margin_limit(self.margin)).any(-1)
         # A proposal whose energy is NaN is refused too.
         probability = torch.where(outside | log_ratio.isnan(), 0.0, log_ratio.clamp(max=0).exp())
-        uniform = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
-        taken = uniform < probability
+        taken = draw_uniform(generator, probability.shape, probability) < probability
         log_step = state.log_step
         if k < self.adapt:
             # Robbins–Monro: the gains add up to infinity, so any τ is reached; their squares do not, so it settles.
@@ -458,7 +489,7 @@ class DerivativeFree:
         self, actions: Actions, dims: list[int], size: float, generator: torch.Generator
     ) -> tuple[Actions, Float[Tensor, ""]]:
         wanted = actions.clone()
-        wanted[..., dims] += size * _normal_like(actions[..., dims], generator)
+        wanted[..., dims] += size * draw_normal(generator, (*actions.shape[:2], len(dims)), actions)
         result = wanted
         if self.margin is not None:
             result = wanted.clamp(-margin_limit(self.margin), margin_limit(self.margin))
@@ -466,15 +497,11 @@ class DerivativeFree:
 
     def _redraw(self, actions: Actions, energies: Energies, generator: torch.Generator) -> Candidates:
         weights = torch.softmax(-energies / self.temperature, 1)
-        index = torch.multinomial(weights, actions.shape[1], replacement=True, generator=generator)
+        index = draw_index(generator, weights, actions.shape[1])
         return Candidates(actions.gather(1, index.unsqueeze(-1).expand_as(actions)), energies.gather(1, index))
 
 
 # ---------------------------------------------------------------------------------------------- helpers
-
-
-def _normal_like(values: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(values.shape, generator=generator, dtype=values.dtype, device=values.device)
 
 
 def _gradient_norm(gradients: Actions) -> Float[Tensor, ""]:

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
 from cebm.recipes import Trial, find_trial
 from cebm.settings import StorageError
-from cebm.spaces import Box, Part, Specification, check_finite, looking_later
+from cebm.spaces import Box, Specification, check_finite, looking_later
 from cebm.storage import take
 from cebm.units import extended, located, measure, perturbed
 
@@ -112,14 +113,18 @@ class Trainer:
         self.units, self.notes = measured.units.to(self.device), measured.notes
         self._range = (measured.low, measured.high)
         forms = self.units.conversion
-        plain = forms.obs.features == training.obs_dim  # kinds of columns may take more, and then there are no parts
-        parts = training.parts if plain else (Part("obs", (forms.obs.features,)),)
-        self.spec = inputs.specification(parts, forms.action.features)
+        self.spec = inputs.specification(forms.obs.inside_parts, forms.action.features)
+        if hasattr(trial.energy, "sized"):
+            self.trial = trial = replace(trial, energy=trial.energy.sized(len(self._rows)))
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
         if group.size > 1:  # the weights are the same in all processes, what follows is not
             self.generator.manual_seed(group.seed(seed))
+        remember = getattr(self.learner.energy, "remember", None)
+        if callable(remember):
+            remember(*self._normalised(self.training, self._rows))
         self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
+        self._trains = any(True for _ in self.learner.parameters())  # what has no weights has no gradients
         self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
         self._order: tuple[int, np.ndarray, Tensor] | None = None
@@ -170,7 +175,8 @@ class Trainer:
         with looking_later() as checks, self._global_randomness():
             obs, actions = self._batch(self.step_count)
             loss, log = self.learner.loss(obs, actions, self.generator)
-            loss.backward()
+            if self._trains:
+                loss.backward()
         norm = log["parameter_gradient_norm"] = self._gradient_norm()
         # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
         for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
@@ -246,7 +252,6 @@ class Trainer:
             self.trial.energy,
             data_energies=data_energies,
             conversion=self.units.conversion,
-            parts=self.training.demonstrations.parts,
             **bounds,
         )
 
@@ -271,8 +276,10 @@ class Trainer:
         if draws:
             generator = torch.Generator(self.device).manual_seed(self.seed)  # the same numbers for every checkpoint
             drawn = policy.act(np.repeat(obs, draws, 0), candidates=candidates, generator=generator)
-            units = self.act_box.normalise(torch.from_numpy(drawn).to(self.device)).to(targets)
-            result["validation_energy_score"] = float(energy_score(units.unflatten(0, (-1, draws)), targets).mean())
+            seen = np.repeat(np.asarray(obs), draws, 0)
+            pair = (torch.from_numpy(each).to(self.device) for each in (np.asarray(drawn, seen.dtype), seen))
+            taken = self.units.targets(*pair).to(targets).unflatten(0, (-1, draws))
+            result["validation_energy_score"] = float(energy_score(taken, targets).mean())
         count = len(rows)
         if count > 1:
             with torch.no_grad():

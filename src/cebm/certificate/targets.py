@@ -1,5 +1,6 @@
 """Targets with exactly known moments, and the named samplers with step sizes that fit them."""
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs
 from cebm.samplers import MALA, DerivativeFree, Langevin, Sampler
 from cebm.spaces import NORMALISED_RANGE, margin_limit
 
@@ -68,6 +69,8 @@ class Target(EnergyModel):
 class Gaussian(Target):
     """The appendix's target: E_d = (y − μ)²/2s², chains from [0, 1]², λ from 5e-3 to 1e-3, no clipping."""
 
+    smoothable = True
+
     location: Tensor
     scale: Tensor
 
@@ -75,6 +78,14 @@ class Gaussian(Target):
         super().__init__("gaussian", mean, std, start=(0.0, 1.0), step_sizes=(5e-3, 1e-3), chain_steps=50)
         self.register_buffer("location", torch.tensor(self.mean))
         self.register_buffer("scale", torch.tensor(self.std))
+
+    def at(self, level: Level) -> "Gaussian":
+        """The target blurred by N(0, level²), for samplers that fall through levels."""
+        other = copy.copy(self)
+        other._buffers = dict(self._buffers)
+        blur = torch.as_tensor(level).to(self.scale)
+        other.scale = (self.scale.square() + blur.square().unsqueeze(-1)).sqrt()
+        return other
 
     def terms(self, actions: Points) -> tuple[Points, Points]:
         z = (actions - self.location) / self.scale

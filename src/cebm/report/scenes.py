@@ -149,9 +149,9 @@ def _drawing(policy: EnergyPolicy, moment: Moment, panel: _Panel, high: float) -
     places = torch.stack(search.states)[:, shown].cpu().double().numpy()
     result: dict[str, Any] = {
         "title": moment.title,
-        "marks": [_mark(policy, *mark) for mark in moment.marks],
+        "marks": [_mark(policy, search, moment.obs, *mark) for mark in moment.marks],
         "mean": [number(max(0.0, float(each.mean()))) for each in panel.energies],
-        "chosen": [number(value) for value in _units(policy, search.action)],
+        "chosen": [number(value) for value in _units(policy, search, moment.obs).tolist()],
     }
     across = _place(places[..., 0], policy)
     if policy.act_box.dim == 1:
@@ -214,19 +214,24 @@ def _at(value: Value, low: float, high: float) -> float:
     return round((value - low) / (high - low) * UNIT, 1)
 
 
-def _mark(policy: EnergyPolicy, kind: str, place: Sequence[Value], radius: Value) -> dict[str, Any]:
-    box = policy.act_box
-    here = torch.as_tensor(list(place)[: box.dim], dtype=box.centre.dtype)
-    normalised = (here - box.centre[: len(here)].cpu()) / box.scale[: len(here)].cpu()
-    x, *rest = _place(normalised.double().numpy(), policy).tolist()
+def _mark(
+    policy: EnergyPolicy, search: Frames, obs: Any, kind: str, place: Sequence[Value], radius: Value
+) -> dict[str, Any]:
+    """Where a place in raw actions is in the picture; what it leaves open is as in the chosen action."""
+    box, row = policy.act_box, _units(policy, search, obs)
+    here = list(place)[: len(row)]
+    row[: len(here)] = row.new_tensor(here)
+    seen = torch.as_tensor(np.asarray(obs)).to(policy.device, policy.obs_box.centre.dtype)
+    normalised = policy.units.targets(row.unsqueeze(0), seen.unsqueeze(0))[0].cpu()
+    x, *rest = _place(normalised[: len(here)].double().numpy(), policy).tolist()
     r = (radius / box.scale[:2].cpu().double() / box.limit / 2 * UNIT).tolist()
     result = {"kind": kind, "x": round(x, 1), "rx": round(r[0], 1)}
     return result | {"y": round(UNIT - rest[0], 1), "ry": round(r[1], 1)} if rest else result
 
 
-def _units(policy: EnergyPolicy, normalised: Tensor) -> list[float]:
-    low, high = policy.limits
-    return policy.act_box.denormalise(normalised.to(policy.act_box.centre.dtype)).clamp(low, high).tolist()
+def _units(policy: EnergyPolicy, search: Frames, obs: Any) -> Float[Tensor, " act"]:
+    """The chosen action in the user's units."""
+    return policy.actions(search.action[None, None], obs)[0, 0].clone()
 
 
 # ---------------------------------------------------------------------------------------------- the episodes

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from cebm.parts import Part
 from cebm.settings import StorageError, from_json, resolve, tag_of
 
 Columns = int | str | slice | tuple[int | str, ...]
@@ -48,14 +49,14 @@ class Layout:
     """Columns by the name of a part, of a column, and of a column in its part ('part.column')."""
 
     @classmethod
-    def of(cls, what: str, size: int, parts: Sequence[Any] = ()) -> "Layout":
+    def of(cls, what: str, size: int, parts: Sequence[Part] = ()) -> "Layout":
         """The layout of named parts one after the other. A column's name alone counts where only one part has it."""
         names: dict[str, tuple[int, ...]] = {}
         single: dict[str, list[int]] = {}
         start = 0
         for part in parts:
             names[part.name] = tuple(range(start, start + part.size))
-            for index, column in enumerate(getattr(part, "columns", ())):
+            for index, column in enumerate(part.columns):
                 names[f"{part.name}.{column}"] = (start + index,)
                 single.setdefault(column, []).append(start + index)
             start += part.size
@@ -76,8 +77,20 @@ class Layout:
 
     def name(self, column: int) -> str:
         """'obs column 3', with its name where it has one."""
-        names = [name for name, indices in self.names.items() if indices == (column,)]
-        return f"{self.what} column {column}" + (f" ({names[0]})" if names else "")
+        return f"{self.what} column {column}{self._called(column)}"
+
+    def listed(self, columns: Sequence[int]) -> str:
+        """'obs columns 3, 4 and 5', the first six of them."""
+        if len(columns) == 1:
+            return self.name(columns[0])
+        shown = [f"{index}{self._called(index)}" for index in columns[:6]]
+        more = f" and {len(columns) - 6} more" if len(columns) > 6 else ""
+        return f"{self.what} columns {', '.join(shown)}{more}"
+
+    def _called(self, column: int) -> str:
+        """' (part.column)', where a column has a name that says more than where it is."""
+        names = [name for name, own in self.names.items() if own == (column,) and name != self.what]
+        return f" ({names[0]})" if names else ""
 
     def _indices(self, part: int | str, whose: str) -> list[int]:
         if isinstance(part, int):

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cebm.parts import Part, check_parts
 from cebm.spaces import Box
 from cebm.units.columns import Columns, Layout, as_columns, indices
 from cebm.units.kinds import Kind
@@ -52,6 +53,8 @@ class Form:
     """Raw columns."""
     kinds: tuple[Kind, ...] = ()
     """Kinds, fitted, with indices for columns; all other columns are plain."""
+    parts: tuple[Part, ...] = ()
+    """The raw columns by name, where they have names."""
 
     @cached_property
     def pieces(self) -> tuple[tuple[tuple[int, ...], Kind | None], ...]:
@@ -78,6 +81,24 @@ class Form:
     def features(self) -> int:
         """How many there are inside."""
         return sum(self.widths)
+
+    @cached_property
+    def inside_parts(self) -> tuple[Part, ...]:
+        """The features by the names of the raw parts; a single part where a kind joins columns of several."""
+        if not self.kinds and self.parts:
+            return self.parts
+        owner = [place for place, part in enumerate(self.parts) for _ in range(part.size)]
+        sizes = [0] * len(self.parts)
+        for width, (own, kind) in zip(self.widths, self.pieces, strict=True):
+            if not self.parts or (kind is not None and len({owner[index] for index in own}) > 1):
+                return (Part("obs", (self.features,)),)
+            for index in own if kind is None else own[:1]:
+                sizes[owner[index]] += 1 if kind is None else width
+        changed = {owner[index] for kind in self.kinds for index in indices(kind.columns)}
+        return tuple(
+            Part(part.name, (size,)) if place in changed else part
+            for place, (part, size) in enumerate(zip(self.parts, sizes, strict=True))
+        )
 
     @cached_property
     def fixed(self) -> tuple[bool, ...]:
@@ -171,6 +192,8 @@ class Conversion:
     def check(self) -> None:
         """ValueError where sizes and columns do not fit together; it names both pieces."""
         for what, form in (("obs", self.obs), ("action", self.action)):
+            if form.parts:
+                check_parts(form.parts, form.size, what)
             owner: dict[int, Kind] = {}
             for kind in form.kinds:
                 for index in indices(kind.columns):
@@ -259,19 +282,23 @@ class Units:
         """Raw actions relative to their origins, by their kinds, not scaled yet."""
         if not (self.conversion.relative or self.conversion.action.kinds):
             return actions
-        steps = actions.unflatten(-1, (self.horizon, -1)) - self._origin(obs).unsqueeze(-2)
+        steps = actions.unflatten(-1, (self.horizon, -1))
+        if self.conversion.relative:
+            steps = steps - self._origin(obs).unsqueeze(-2)
         return self.conversion.action.inside(steps).flatten(-2)
 
     def actions(
-        self, normalised: Float[Tensor, "batch samples inside"], obs: Float[Tensor, "batch obs_dim"]
+        self, normalised: Float[Tensor, "batch samples inside"], obs: Float[Tensor, "batch obs_dim"] | None = None
     ) -> Float[Tensor, "batch samples act_dim"]:
-        """The energy's outputs as raw actions."""
+        """The energy's outputs as raw actions; `obs` must be there where actions are relative."""
         features = self.act_box.denormalise(normalised)
         if not (self.conversion.relative or self.conversion.action.kinds):
             return features
         form = self.conversion.action
         steps = form.outside(features.unflatten(-1, (self.horizon, -1)))
         if self.conversion.relative:
+            if obs is None:
+                raise ValueError("obs must be given: these actions are relative to it")
             steps = form.settled(steps + self._origin(obs)[:, None, None])
         return steps.flatten(-2)
 
@@ -312,7 +339,7 @@ class Units:
 def _take(values: Tensor, columns: tuple[int, ...]) -> Tensor:
     """Columns of the last axis; a view where they stand side by side."""
     first = columns[0] if columns else 0
-    if columns == tuple(range(first, first + len(columns))):
+    if first >= 0 and columns == tuple(range(first, first + len(columns))):
         return values[..., first : first + len(columns)]
     return values[..., list(columns)]
 

@@ -23,6 +23,10 @@ TAIL = 0.02
 Gaussian one of a million rows 0.14."""
 
 
+MARGIN = 0.05
+"""The margin of a box that fits its data; a declared scale may need more."""
+
+
 class HeavyTailWarning(UserWarning):
     """A few outliers stretch the range of a column, so that min-max scaling squeezes all other values."""
 
@@ -59,8 +63,8 @@ class _Columns:
 def layouts_of(data: Demonstrations) -> tuple[Layout, Layout]:
     """The columns of the observations and of the actions, with their names where they have some."""
     return (
-        Layout.of("obs", data.obs_dim, getattr(data, "parts", ())),
-        Layout.of("action", data.act_dim, getattr(data, "action_parts", ())),
+        Layout.of("obs", data.obs_dim, data.parts),
+        Layout.of("action", data.act_dim, data.action_parts),
     )
 
 
@@ -80,18 +84,24 @@ def measure(inputs: Any, windows: Windows, rows: Any) -> Measured:
     origins = tuple(index for each in relative for index in indices(each.actions))
     done = _placed(inputs.action_kinds, layouts[1], inputs.action_scaling, ())
     done += _constants(data, layouts[1], done, origins) if inputs.constants == "exact" else ()
-    Conversion(Form(data.obs_dim, seen), Form(data.act_dim, done), relative).check()
+    plain = Form(data.obs_dim, parts=whole.parts), Form(data.act_dim, parts=whole.action_parts)
+    Conversion(replace(plain[0], kinds=seen), replace(plain[1], kinds=done), relative).check()
     seen = tuple(_fitted(kind, data.obs, layouts[0]) for kind in seen)
     done = tuple(_fitted(kind, data.actions, layouts[1]) if kind.fixed else kind for kind in done)
-    conversion = Conversion(Form(data.obs_dim, seen), Form(data.act_dim, done), relative)
+    conversion = Conversion(replace(plain[0], kinds=seen), replace(plain[1], kinds=done), relative)
     if any(not kind.fixed for kind in done):  # fitted to the differences, where actions are relative
         steps = _steps(windows, rows, conversion.origins, MOST_ROWS)
         done = tuple(kind if kind.fixed else _fitted(kind, steps, layouts[1]) for kind in done)
-        conversion = replace(conversion, action=Form(data.act_dim, done))
+        conversion = replace(conversion, action=replace(plain[1], kinds=done))
     notes += [_said(kind, layouts[0]) for kind in seen] + [_said(kind, layouts[1]) for kind in done]
     notes += [_said_relative(each, layouts) for each in relative]
     obs_box = _obs_box(data, conversion.obs, inputs.obs_scaling).tiled(inputs.history)
     act_box = _act_box(windows, data, rows, conversion).tiled(inputs.horizon)
+    if act_box.margin > MARGIN:
+        notes.append(
+            f"actions reach {act_box.limit / 1.1:.3g} in these units: samplers that keep chains within ±1.1 cannot "
+            "get there (see their margin)"
+        )
     if conversion.plain:
         low = high = None
     else:
@@ -131,7 +141,7 @@ def _fitted(kind: Kind, values: Float[np.ndarray, "rows columns"], layout: Layou
     own = values[:, list(columns)]
     if not kind.fixed:
         own = own[:: -(-len(own) // MOST_ROWS)]
-    name = f"{type(kind).__name__} of {', '.join(layout.name(index) for index in columns)}"
+    name = f"{type(kind).__name__} of {layout.listed(columns)}"
     return kind.fitted(torch.from_numpy(np.ascontiguousarray(own)), name)
 
 
@@ -237,17 +247,14 @@ def _warn_of_tails(data: _Columns, conversion: Conversion, inputs: Any, layouts:
 
 
 def _said(kind: Kind, layout: Layout) -> str:
-    columns = ", ".join(layout.name(index) for index in indices(kind.columns))
+    columns = layout.listed(indices(kind.columns))
     settings = {name: value for name, value in vars(kind).items() if name != "columns"}
     shown = ", ".join(f"{name} {_short(value)}" for name, value in settings.items() if value not in ((), None, False))
     return f"{columns}: {type(kind).__name__.lower()}" + (f" ({shown})" if shown else "")
 
 
 def _said_relative(relative: Relative, layouts: tuple[Layout, Layout]) -> str:
-    own, origin = (
-        ", ".join(layout.name(index) for index in indices(columns))
-        for layout, columns in ((layouts[1], relative.actions), (layouts[0], relative.origin))
-    )
+    own, origin = layouts[1].listed(indices(relative.actions)), layouts[0].listed(indices(relative.origin))
     return f"{own}: relative to {origin}" + (f", in units of {relative.scale:g}" if relative.scale is not None else "")
 
 
