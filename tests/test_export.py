@@ -31,6 +31,7 @@ from cebm import (
     load_exported,
     vary,
 )
+from cebm.annealing import AnnealedSearch
 from cebm.cli import main
 from cebm.evaluation import evaluate
 from cebm.export import contract_of, export, trace
@@ -66,6 +67,7 @@ KINDS: dict[str, Trial] = {
     "kept": trial_of("ibc", acting=Search(Langevin("ibc", noise=0.01), 16, keep=4)),
     "corrected": trial_of("in-batch-corrected", acting=Search(candidates=16)),
     "joint": trial_of("joint-replay", acting=Search(candidates=16)),
+    "annealed": trial_of("annealed", acting=AnnealedSearch(candidates=8)),
     "mdn": trial_of("mdn"),
     "mse": trial_of("mse"),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cebm.acting import Found, Problem
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, mapped
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.samplers import StepInfo, with_steps
 from cebm.spaces import margin_limit
 
@@ -65,7 +66,7 @@ class Annealed:
         return float((high + k / max(1, self.steps - 1) * (low - high)) ** self.power)
 
     def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> AnnealedState:
-        return self.blurred(energy, start, _normal(start.shape, start, generator))
+        return self.blurred(energy, start, draw_normal(generator, start.shape, start))
 
     def blurred(self, energy: EnergyModel, start: Actions, noise: Actions) -> AnnealedState:
         """The state that begins at `start` with this noise, of unit size."""
@@ -80,7 +81,7 @@ class Annealed:
         for _ in range(self.corrections):
             size = self.correction_size * level**2 * d**2 / (level**2 + d**2)
             slopes = here.energies_and_gradients(context, actions)[1]
-            actions = actions - size * slopes + sqrt(2 * size) * _normal(actions.shape, actions, generator)
+            actions = actions - size * slopes + sqrt(2 * size) * draw_normal(generator, actions.shape, actions)
         energies, slopes = here.energies_and_gradients(context, actions)
         actions = actions + (following - level) * level * slopes
         clipped = None
@@ -178,7 +179,7 @@ class AnnealedSearch:
     def _noise(self, problem: Problem, count: int) -> Actions:
         """The noise that candidates begin with; of unit size times that of an action blurred to the first level."""
         shape = (1 if problem.shared else problem.rows, count, problem.energy.act_dim)
-        return _normal(shape, problem.low, problem.generator).expand(problem.rows, -1, -1)
+        return draw_normal(problem.generator, shape, problem.low).expand(problem.rows, -1, -1)
 
     def _falling(
         self, sampler: Annealed, problem: Problem, context: Context, noise: Actions
@@ -213,7 +214,7 @@ class AnnealedSearch:
             return torch.where(energies[:, 0] < inf, 0, costs.argmin(1))
         # The largest of −E/T plus Gumbel noise is a draw of the softmax.
         shape = (1 if problem.shared else energies.shape[0], energies.shape[1])
-        uniform = torch.rand(shape, generator=problem.generator, dtype=energies.dtype, device=energies.device)
+        uniform = draw_uniform(problem.generator, shape, energies)
         return (-costs / self.temperature - (-uniform.clamp_min(1e-30).log()).log()).argmax(1)
 
 
@@ -222,7 +223,3 @@ def _of_rows(problem: Problem, rows: Int[Tensor, " some"]) -> Problem:
     low, high = (limit if limit.ndim == 1 else limit[rows] for limit in (problem.low, problem.high))
     context = mapped(lambda part: part[rows], problem.context)
     return replace(problem, context=context, rows=len(rows), low=low, high=high)
-
-
-def _normal(shape: Any, like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)

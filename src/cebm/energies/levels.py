@@ -33,7 +33,7 @@ from cebm.energies.base import (
 )
 from cebm.energies.density import MixtureDensity
 from cebm.energies.feedforward import Linear
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 Form = Literal["dot", "affine", "scalar", "half-squared-difference"]
 Precision = Literal["float32", "bf16", "measured"]
@@ -62,6 +62,9 @@ class _Gate(torch.autograd.Function):
 def _gate(gradient: Tensor, inputs: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return cast(Tensor, _Gate.apply(gradient, inputs))
+    if traced():  # operations that every format of export knows
+        sigmoid = torch.sigmoid(inputs)
+        return gradient * sigmoid * (1 + inputs * (1 - sigmoid))
     return torch.ops.aten.silu_backward(gradient, inputs)
 
 
@@ -303,12 +306,10 @@ class NoiseConditionalEnergy(EnergyModel):
         return torch.full((1, 1, 1), level, dtype=actions.dtype, device=actions.device)
 
     def _conditions(self, given: Tensor, level: Tensor, samples: int) -> tuple[Tensor, ...]:
-        """What each layer adds, [rows or 1, width]: the observation's part and the level's, by Fourier features."""
+        """What each layer adds, [rows, width]: the observation's part and the level's, by Fourier features."""
         place = (level / self.deviation).log() / 4
         waves = place * self.frequencies.to(place)
         features = torch.cat([place, waves.sin(), waves.cos()], -1)
-        if len(given) == 1 and level.numel() == 1:  # one row for all samples
-            return (given + self.noise(features[0])).split(self.head.width, -1)
         parts = given.unsqueeze(1) + self.noise(features)
         parts = parts.expand(-1, samples, -1).flatten(0, 1)
         return parts.split(self.head.width, -1)
