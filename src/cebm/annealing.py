@@ -13,7 +13,7 @@ from cebm.acting import Found, Problem
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, mapped
 from cebm.randomness import draw_normal, draw_uniform
 from cebm.samplers import StepInfo, with_steps
-from cebm.spaces import margin_limit
+from cebm.spaces import margin_limit, traced
 
 
 class AnnealedState(NamedTuple):
@@ -136,11 +136,16 @@ class AnnealedSearch:
     def search(self, problem: Problem) -> Found:
         sampler, count = self._sampler(problem), self._count(problem)
         noise = self._noise(problem, count)
-        if problem.everything or not 0 < self.look < count:
+        looks = not problem.everything and 0 < self.look < count
+        if looks and not traced():
+            actions, energies = self._looked(sampler, problem, noise)
+        else:
             actions = problem.clip(self._fallen(sampler, problem, problem.context, noise))
             energies = self._energies(problem, problem.context, actions)
-        else:
-            actions, energies = self._looked(sampler, problem, noise)
+            if looks:  # exported, all of them fall: those that `_looked` would not let fall do not count
+                agree = self._agree(actions[:, : self.look], problem.energy.deviation).unsqueeze(1)
+                others = torch.arange(count, device=energies.device) >= self.look
+                energies = torch.where(agree & others, inf, energies)
         return Found(actions, energies, self._chosen(problem, actions, energies))
 
     def states(self, problem: Problem) -> Iterator[tuple[int, Actions]]:

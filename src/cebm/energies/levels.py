@@ -306,10 +306,12 @@ class NoiseConditionalEnergy(EnergyModel):
         return torch.full((1, 1, 1), level, dtype=actions.dtype, device=actions.device)
 
     def _conditions(self, given: Tensor, level: Tensor, samples: int) -> tuple[Tensor, ...]:
-        """What each layer adds, [rows, width]: the observation's part and the level's, by Fourier features."""
+        """What each layer adds, [rows or 1, width]: the observation's part and the level's, by Fourier features."""
         place = (level / self.deviation).log() / 4
         waves = place * self.frequencies.to(place)
         features = torch.cat([place, waves.sin(), waves.cos()], -1)
+        if given.shape[0] == 1 and level.numel() == 1:  # one row for all samples
+            return (given + self.noise(features[0])).split(self.head.width, -1)
         parts = given.unsqueeze(1) + self.noise(features)
         parts = parts.expand(-1, samples, -1).flatten(0, 1)
         return parts.split(self.head.width, -1)
