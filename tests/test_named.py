@@ -1,16 +1,19 @@
 """Observations by the names of their parts, against flat ones that are laid out by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import cebm
 from cebm.energies import MLP
 from cebm.named import flat_observation
 from cebm.policy import EnergyPolicy, Runner
 from cebm.spaces import Box, Part, Specification
+from cebm.units import Angle
 
 PARTS = (Part("joints", (2,), ("shoulder", "elbow")), Part("goal", ()), Part("image", (1, 2)))
 
@@ -104,3 +107,21 @@ def test_what_is_wrong_with_a_dictionary_is_named(change: Callable[[dict[str, An
     for call in (acting.act, acting.propose, acting.check, Runner(acting).act):
         with pytest.raises(ValueError, match=message):
             call(given)
+
+
+def test_names_survive_kinds_of_columns_and_files(tmp_path: Path) -> None:
+    """An angle is two features inside; outside its part keeps its name and size."""
+    random = np.random.default_rng()
+    parts = (Part("heading", ()), Part("place", (2,), ("x", "y")))
+    obs, actions = random.uniform(-3, 3, (40, 3)), random.normal(size=(40, 1))
+    data = cebm.Demonstrations.from_arrays(obs, actions, [20, 40], parts=parts)
+    trial = cebm.vary(cebm.TRIALS["mse"], obs_kinds=(Angle("heading"),), history=2)
+    trainer = cebm.Trainer(trial, data, data, steps=1)
+    trainer.step()
+    trainer.policy().save(tmp_path / "policy")
+    loaded = cebm.load(tmp_path / "policy")
+    assert loaded.parts == parts and loaded.specification.frame == 4
+    given = {"heading": obs[:2, 0], "place": obs[:2, 1:]}
+    np.testing.assert_array_equal(loaded.act(given), loaded.act(obs[:2].ravel()))
+    one, other = Runner(loaded), Runner(loaded)
+    np.testing.assert_array_equal(one.act({"heading": 1.0, "x": 0.5, "y": 0.0}), other.act([1.0, 0.5, 0.0]))

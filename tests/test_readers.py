@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import cebm
+from cebm.cli import main
 from cebm.demonstrations import DemonstrationError, Demonstrations, open_demonstrations
 from cebm.demonstrations.readers import recognise, video_frames
+from cebm.runs import load_metrics
 from cebm.spaces import Part
 from tests.readers_files import (
     ENDS,
@@ -138,20 +140,13 @@ def test_columns_travel_to_a_policy(tmp_path: Path) -> None:
         *(",".join(map(repr, row)) for row in zip(*(c.tolist() for c in rows.values()), strict=True)),
     ]
     (tmp_path / "log.csv").write_text("\n".join(lines))
-    job = cebm.Job(
-        "mse",
-        cebm.TRIALS["mse"],
-        data=str(tmp_path / "log.csv"),
-        data_obs=("y", "x"),
-        data_action=("u",),
-        data_episodes=("each",),
-        steps=2,
-    )
-    cebm.train(job, tmp_path / "run")
+    words = ["--data-obs", "y", "x", "--data-action", "u", "--data-episodes", "each"]
+    main(["train", "mse", "--data", str(tmp_path / "log.csv"), *words, "--steps", "2", "--out", str(tmp_path / "run")])
     policy = cebm.load(tmp_path / "run")
     assert policy.specification.parts == (Part("obs", (2,), ("y", "x")),)
     np.testing.assert_array_equal(policy.act({"x": 0.5, "y": 1.0}), policy.act([1.0, 0.5]))
-    assert cebm.resume(tmp_path / "run", steps=3).metrics[-1]["step"] == 3
+    main(["train", "--resume", str(tmp_path / "run"), "--steps", "3"])
+    assert load_metrics(tmp_path / "run")[-1]["step"] == 3
     with pytest.raises(ValueError, match="data_obs names columns of data, but there is no data"):
         cebm.Job("mse", cebm.TRIALS["mse"], cebm.ParticleTask(), data_obs=("x",))
 
@@ -334,6 +329,13 @@ def test_lerobot_names_its_columns_and_does_without_videos(version: str, tmp_pat
     assert data.metadata["read"]["unread_videos"] == ["observation.images.top"]
     with pytest.raises(DemonstrationError, match=r"the video videos/.*mp4 is not there, so .* the other keys can"):
         read(tmp_path / "set", obs="observation.images.top")
+    file = tmp_path / "set/meta/info.json"
+    file.write_text(file.read_text().replace('"video"', '"image"'))
+    with pytest.raises(DemonstrationError, match="is kept as pictures inside Parquet, which are not decoded"):
+        read(tmp_path / "set", obs="observation.images.top")
+    shares: list[float] = []
+    read(tmp_path / "set", listen=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 2
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
@@ -416,8 +418,6 @@ def test_a_missing_package_is_named_with_its_extra(
 
 
 def test_the_command_line_inspects_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from cebm.cli import main
-
     obs, actions = values()
     write_csv(tmp_path / "log.csv", obs, actions)
     words = ["--data-obs", "pos_*", "--data-action", "u", "v"]

@@ -173,6 +173,12 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DemonstrationError, match="neither a file nor a directory"):
+        open_demonstrations(tmp_path / "pipe")
+
+
 def test_zarr_codecs_that_unpickle_are_refused(tmp_path: Path) -> None:
     path, words = made("zarr2", tmp_path)
     file = path / "data/state/.zarray"
@@ -311,7 +317,20 @@ def bomb_parquet(path: Path) -> None:
             writer.write_table(table)
 
 
+def bomb_lists(path: Path) -> None:
+    """A list of ten million zeros in each of ten rows."""
+    pa = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    zeros = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000_000, np.int8)), pa.array([0.0]))
+    rows = pa.ListArray.from_arrays(pa.array([0, 10_000_000], pa.int32()), zeros.dictionary_decode())
+    table = pa.table({"obs": rows, "action": [0.0], "done": [1]})
+    with parquet.ParquetWriter(path, table.schema) as writer:
+        for _ in range(10):
+            writer.write_table(table)
+
+
 BOMBS = {
+    "parquet3": bomb_lists,
     "npz": bomb_npz,
     "npy": bomb_npy,
     "hdf5": bomb_hdf5,

@@ -42,8 +42,8 @@ class Annealed:
     correction_size: float = 0.1
     """τ of a correction, in units of s²d²/(s² + d²), the variance that a clean action has under a blurred one."""
     margin: float | None = None
-    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded, as relative
-    actions are, which a policy clips to what is available."""
+    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded, since
+    relative actions may be larger than 1; a policy clips to what is available."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -220,7 +220,7 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         import_pieces(parsed.with_)
         check_seed(parsed.job.seed)
         composed = with_options(trial, getattr(parsed, "trial", None))
-        job = replace(with_options(template, parsed.job), trial=composed, **parsed.place())
+        job = with_options(replace(template, trial=composed, **parsed.place()), parsed.job)
         try:
             to_json(job)
         except TypeError as error:

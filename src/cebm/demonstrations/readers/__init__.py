@@ -58,6 +58,8 @@ def open_demonstrations(
     where = Path(path)
     if not where.exists():
         raise FileNotFoundError(f"{where}: there is no such file or directory")
+    if not where.is_file() and not where.is_dir():
+        raise DemonstrationError(f"{where}: neither a file nor a directory")
     return READERS[recognise(where)](where, Wanted(str(where), **words, listen=listen))
 
 

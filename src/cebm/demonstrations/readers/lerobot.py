@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def _episodes_v3(path: Path, info: Mapping[str, Any], wanted: Wanted) -> Iterato
             films = sorted({name.split("/")[1] for name in held if re.fullmatch(r"videos/[^/]+/chunk_index", name)})
             fields = ("chunk_index", "file_index", "from_timestamp")
             extra = [f"videos/{film}/{each}" for film in films for each in fields if f"videos/{film}/{each}" in held]
-            columns = parquet_columns(table, file, plain + extra, wanted)
+            columns = parquet_columns(table, file, plain + extra, replace(wanted, listen=_quiet))
         for row in range(len(columns["length"])):
             index, length, chunk, number, begin, end = (int(columns[name][row]) for name in plain)
             _check_episode(index, length, wanted)
@@ -196,6 +197,7 @@ def _columns(
 ) -> dict[str, Any]:
     """The columns of all episodes, one after the other. Each file must hold the episodes that `meta` says, in order."""
     grown: dict[str, Growing] = {}
+    whole, before = sum(stretch.length for stretch in stretches), 0
     for file, expected in _files(path, info, stretches, wanted):
         if not file.exists():
             raise wanted.error(f"{file.relative_to(path)} is missing, which episode {expected[0].index} is in")
@@ -204,7 +206,10 @@ def _columns(
             for key in (*keys, "episode_index"):
                 if key not in held:
                     raise wanted.error(f"{file.relative_to(path)} has no column {key!r}")
-            found = parquet_columns(table, file, [*dict.fromkeys((*keys, "episode_index"))], wanted)
+            share = sum(stretch.length for stretch in expected) / whole
+            scaled = replace(wanted, listen=partial(_further, wanted.listen, before / whole, share))
+            found = parquet_columns(table, file, [*dict.fromkeys((*keys, "episode_index"))], scaled)
+        before += sum(stretch.length for stretch in expected)
         ids = np.repeat([stretch.index for stretch in expected], [stretch.length for stretch in expected])
         if not np.array_equal(found["episode_index"].reshape(-1), ids):
             lengths = f"{len(found['episode_index']):,} rows, meta says {len(ids):,}"
@@ -218,6 +223,15 @@ def _columns(
             except ValueError as error:
                 raise wanted.error(f"{file.relative_to(path)}: {key!r}: {error}") from error
     return {key: growing.array() for key, growing in grown.items()}
+
+
+def _quiet(share: float) -> None:
+    """Progress in a small file, which nobody needs to see."""
+
+
+def _further(listen: Callable[[float], None], before: float, share: float, done: float) -> None:
+    """Progress in one file as progress in all."""
+    listen(before + share * done)
 
 
 def _files(
@@ -256,8 +270,10 @@ def _all_frames(path: Path, info: Mapping[str, Any], stretches: Sequence[Stretch
 
 def _frames(path: Path, info: Mapping[str, Any], stretch: Stretch, key: str, wanted: Wanted) -> Iterator[np.ndarray]:
     """Decodes the frames of an episode, of which there must be as many as rows."""
-    if (info["features"].get(key) or {}).get("dtype") not in _VIDEO:
-        raise wanted.error(f"{key!r} is no video")
+    kind = (info["features"].get(key) or {}).get("dtype")
+    if kind != "video":
+        about_it = "is kept as pictures inside Parquet, which are not decoded" if kind == "image" else "is no video"
+        raise wanted.error(f"{key!r} {about_it}")
     about = {**stretch.videos[key]} if isinstance(stretch.videos, _Everywhere) else stretch.videos.get(key)
     if about is None or info.get("video_path") is None:
         raise wanted.error(f"meta does not say where the video {key!r} of episode {stretch.index} is")

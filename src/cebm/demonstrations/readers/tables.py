@@ -200,7 +200,10 @@ def parquet_file(path: Path, wanted: Wanted) -> Any:
     """An open Parquet file, whose sizes are believable."""
     parquet = needed("pyarrow.parquet", "parquet", f"{wanted.source}: looks like Parquet, which")
     try:
-        return parquet.ParquetFile(path, memory_map=False)
+        file = parquet.ParquetFile(path, memory_map=False)
+        file.schema_arrow.names  # noqa: B018 - damaged names fail here, where the message says so
+        _declared(file.metadata, ())
+        return file
     except Exception as error:
         raise _damaged(path, error) from error
 
@@ -210,7 +213,7 @@ def parquet_columns(file: Any, path: Path, names: Sequence[str], wanted: Wanted)
     rows = file.metadata.num_rows
     if rows < 1:
         raise wanted.error("the table has no rows")
-    check_expansion(wanted, f"{path.name} with {rows:,} rows", path.stat().st_size, 4 * rows * len(names))
+    check_expansion(wanted, f"{path.name} with {rows:,} rows", path.stat().st_size, _declared(file.metadata, names))
     grown: dict[str, list[Any]] = {name: [] for name in names}
     done = 0
     try:
@@ -230,6 +233,18 @@ def parquet_columns(file: Any, path: Path, names: Sequence[str], wanted: Wanted)
         name: each[0].array() if isinstance(each[0], Growing) else np.concatenate(each) for name, each in grown.items()
     }
     return {name: marks_of(array) if array.dtype.kind == "U" else array for name, array in found.items()}
+
+
+def _declared(about: Any, names: Sequence[str]) -> int:
+    """Bytes that the file says these columns take: of all numbers in their lists, and of what is unpacked for them."""
+    sizes = 0
+    for index in range(about.num_row_groups):
+        group = about.row_group(index)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            if str(column.path_in_schema).startswith(tuple(names)):
+                sizes += max(4 * column.num_values, column.total_uncompressed_size)
+    return max(sizes, 4 * about.num_rows * len(names))
 
 
 def _grow(parts: list[Any], block: np.ndarray, name: str, wanted: Wanted) -> None:
