@@ -1,7 +1,8 @@
 """The measurements behind docs/annealed.md: arms of the recipe at equal CPU time, and ways to act on their weights.
 
     python -m benchmarks.annealed particle denoise own-draws --seconds 120 --out docs/annealed
-    python -m benchmarks.annealed pusht denoise --seconds 900 --data ../shared/data/pusht/pusht.npz
+    python -m benchmarks.annealed pusht denoise --seconds 900 --batch 64 --rate 1e-3 --data pusht.npz
+    python -m benchmarks.annealed document
 
 One JSON record `TASK-ARM-SEED.json` per run; what has a record is not measured again, and a policy that was trained is
 not trained again. One thread.
@@ -184,8 +185,8 @@ def pusht(arm: str, seed: int, where: Path, settings: argparse.Namespace) -> dic
 
 
 def pusht_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
-    """The arm with the recipe's network. Actions are relative to the agent, in units of 64 px, with a deviation of about
-    1; the state of a training example moves by 5 px (agent), 3 px and 0.03 rad (block)."""
+    """The arm with the recipe's network. Actions are relative to the agent, in units of 64 px, with a deviation of
+    about 1; the state of a training example moves by 5 px (agent), 3 px and 0.03 rad (block)."""
     start = Trial(
         NoiseConditional(deviation=1.0, precision=settings.precision),
         SCORE,
@@ -195,8 +196,8 @@ def pusht_trial(arm: dict[str, Any], settings: argparse.Namespace) -> Trial:
             "standardise",
             history=2,
             horizon=16,
-            relative=Relative((0, 1), (18, 19), 64),
-            jitter=(Gaussian((18, 19), 5), PlanarPose("0:18", 3, 0.03)),
+            relative=Relative((0, 1), (18, 19), 64.0),
+            jitter=(Gaussian((18, 19), 5.0), PlanarPose("0:18", 3.0, 0.03)),
         ),
     )
     return composed(start, arm)
@@ -211,10 +212,41 @@ def paired(rows: dict[str, list[Any]], against: str) -> dict[str, list[float]]:
     return found
 
 
+def table(task: str, records: list[dict[str, Any]]) -> str:
+    """The records of a task as a table: success or reward of each way to act, and the lowest of 32 against one draw."""
+    shown = [name for name in PROCEDURES if all(name in record["paired"] for record in records)]
+    head = ["arm", "seed", "CPU seconds, steps", *shown, "lowest of 32 minus one draw"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for record in records:
+        cells = [record["arm"], str(record["seed"]), f"{record['cpu_seconds']:.0f}, {record['steps']:,}"]
+        for name in shown:
+            if task == "particle":
+                cells.append(f"{100 * record['success'][name]:.1f} %")
+            else:
+                mean, error = record["reward"][name]
+                cells.append(f"{mean:.3f} ± {error:.3f} ({record['success'][name]:.2f})")
+        mean, error = record["paired"]["lowest of 32"]
+        scale, digits = (100, 1) if task == "particle" else (1, 3)
+        cells.append(f"{scale * mean:+.{digits}f} ± {scale * error:.{digits}f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def documented(text: str, where: Path) -> str:
+    """The page with the tables of all records."""
+    for task in ("particle", "pusht"):
+        records = [json.loads(path.read_text()) for path in sorted(where.glob(f"{task}-*.json"))]
+        before, rest = text.split(f"<!-- {task}: begin -->", 1)
+        after = rest.split(f"<!-- {task}: end -->", 1)[1]
+        shown = table(task, records) if records else "Not measured yet."
+        text = f"{before}<!-- {task}: begin -->\n\n{shown}\n\n<!-- {task}: end -->{after}"
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["particle", "pusht"])
-    parser.add_argument("arms", nargs="+", choices=list(ARMS), metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("task", choices=["particle", "pusht", "document"])
+    parser.add_argument("arms", nargs="*", metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--batch", type=int, default=128)
@@ -226,6 +258,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/annealed"))
     parser.add_argument("--out", type=Path, default=Path("docs/annealed"))
     settings = parser.parse_args()
+    unknown = set(settings.arms) - ARMS.keys()
+    if unknown:
+        parser.error(f"there is no arm {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
+    if settings.task == "document":
+        page = Path("docs/annealed.md")
+        page.write_text(documented(page.read_text(), settings.out))
+        return
     torch.set_num_threads(1)
     settings.out.mkdir(parents=True, exist_ok=True)
     for seed in settings.seeds:

@@ -9,12 +9,13 @@ import torch
 from cebm import energies
 from cebm.demonstrations import Demonstrations
 from cebm.energies import Nearest, NearestEnergy, TwoStepEnergy
+from cebm.learning import fit
 from cebm.objectives import TwoSquares
 from cebm.policy import load
 from cebm.recipes import TRIALS, vary
 from cebm.runs import resume, train
 from cebm.spaces import Specification
-from cebm.trainer import Trainer, fit
+from cebm.trainer import Trainer
 from test_runs import small_job
 from test_trainer import small
 

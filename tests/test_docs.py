@@ -16,9 +16,8 @@ from cebm.runs import train
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *(f"docs/{name}.md" for name in ("theory", "stability", "performance", "guide", "scale", "data", "units")),
-    "reproduction/results.md",
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "reproduction/results.md"),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
 ]
 
 

@@ -40,6 +40,7 @@ from cebm.randomness import Recorder, Slices, inverted
 from cebm.recipes import TRIALS
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
+from cebm.units import Angle, Relative
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-5
@@ -58,6 +59,10 @@ def trial_of(name: str, **settings: Any) -> Trial:
 KINDS: dict[str, Trial] = {
     "steady": trial_of("steady"),
     "steady in chunks": trial_of("steady", inputs=replace(TRIALS["steady"].inputs, history=2, horizon=3)),
+    "relative, with an angle": trial_of(
+        "steady",
+        inputs=replace(TRIALS["steady"].inputs, horizon=2, relative=Relative((0, 1), (0, 1)), obs_kinds=Angle(2)),
+    ),
     "ibc": trial_of("ibc", acting=Search(candidates=16)),
     "correct": trial_of("correct", acting=Search(Langevin("correct", noise=1.0), 16)),
     "MALA": trial_of("ibc", acting=Search(MALA(steps=8, adapt=4), 16)),
@@ -66,6 +71,10 @@ KINDS: dict[str, Trial] = {
     "kept": trial_of("ibc", acting=Search(Langevin("ibc", noise=0.01), 16, keep=4)),
     "corrected": trial_of("in-batch-corrected", acting=Search(candidates=16)),
     "joint": trial_of("joint-replay", acting=Search(candidates=16)),
+    "annealed": trial_of("annealed"),
+    "annealed, with a first look": vary(trial_of("annealed"), look=4, candidates=12),
+    "nearest": TRIALS["nearest"],
+    "two-step": trial_of("two-step"),
     "mdn": trial_of("mdn"),
     "mse": trial_of("mse"),
 }

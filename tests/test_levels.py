@@ -453,10 +453,9 @@ def test_the_first_is_a_draw(generator: torch.Generator) -> None:
 
 def test_effort_ends_where_candidates_agree(generator: torch.Generator) -> None:
     """With one mode 4 of 16 candidates are enough; with two modes all 16 fall, for those observations alone."""
-    context = exact()[1]
-    # Observation 0 sees one mode of the mixture only.
-    one = mixture([1 - 1e-12, 1e-12], MEANS, STDS)[1]
-    acting = AnnealedSearch(candidates=16, look=4, agreement=0.8)
+    narrow = [[0.05, 0.05], [0.05, 0.05]]
+    context, one = (mixture(weights, MEANS, narrow)[1] for weights in (WEIGHTS, [1 - 1e-12, 1e-12]))
+    acting = AnnealedSearch(candidates=16, look=4, agreement=0.5)
     alone = replace(problem(generator, rows=1), context=one)
     found = acting.search(alone)
     assert found.actions.shape[1] == 4

@@ -161,6 +161,22 @@ def test_evaluate_and_runner_take_it(generator: torch.Generator) -> None:
             assert np.array_equal(near.act(obs), distant.act(obs))
 
 
+def test_raw_observations_and_named_parts_go_over_the_wire(generator: torch.Generator) -> None:
+    """A policy that converts its units: relative actions, an angle that its energy sees as two columns."""
+    from cebm.units import Angle, Relative
+
+    obs, actions = torch.rand(60, 3, generator=generator).numpy(), torch.rand(60, 2, generator=generator).numpy()
+    settings = {"relative": Relative((0, 1), (0, 1), 1.0), "obs_kinds": (Angle(2),), "history": 2, "horizon": 2}
+    local = cebm.fit(obs, actions, [30, 60], steps=2, **settings)
+    assert local.columns == (3, 2) and local.specification.frame != 3
+    with serving(local) as running, cebm.connect(running.url) as remote:
+        assert remote.columns == (3, 2) and remote.parts == local.parts
+        windows = np.concatenate([obs[:5], obs[1:6]], 1)
+        for values in (windows, windows[0]):
+            assert np.allclose(remote.act(values), local.act(values), atol=1e-5)
+        assert remote.infer({"obs": obs[0]}).shape == (2, 2)
+
+
 PIECES = {
     "ibc": (MLP(16), Search(Langevin("ibc", steps=4, noise=0.1), 16)),
     "correct": (MLP(16), Search(Langevin(steps=4), 16)),
@@ -296,12 +312,12 @@ def test_the_rest_of_a_chunk_starts_the_next_search(
 
 
 def test_a_late_answer_is_an_error_at_its_deadline() -> None:
-    slow = Wrapped(policy(), lambda obs, wishes: time.sleep(0.3) if obs[0, 0] == -1.5 else None)
+    slow = Wrapped(policy(), lambda obs, wishes: time.sleep(2.5) if obs[0, 0] == -1.5 else None)
     with serving(slow) as running, cebm.connect(running.url) as remote:
         began = time.perf_counter()
         assert refusal(lambda: remote.act(np.full(6, -1.5), deadline_ms=60.0)).kind == "deadline"
-        assert 0.055 < time.perf_counter() - began < 0.25
-        assert remote.act(np.zeros(6), deadline_ms=5000.0).shape == (8,)
+        assert time.perf_counter() - began < 1.5
+        assert remote.act(np.zeros(6), deadline_ms=20_000.0).shape == (8,)
         assert refusal(lambda: remote.act(np.zeros(6), deadline_ms=1e-3)).kind == "deadline"
 
 
@@ -525,11 +541,11 @@ def test_large_frames_fast_clients_and_many_connections_are_refused() -> None:
 
 def test_silent_and_deaf_clients_are_dropped() -> None:
     """One asks nothing. One asks for large answers and does not read them."""
-    with serving(policy(), idle_s=0.3, send_s=0.3, rows=2000, frame=2**20, effort=200) as running:
+    with serving(policy(), idle_s=0.3) as running:
         with raw(running) as silent, pytest.raises(ConnectionClosed) as closed:
             silent.recv(timeout=10)
         assert closed.value.rcvd is not None and closed.value.rcvd.reason == "idle"
-    with serving(policy(), send_s=0.3, rows=200, effort=200) as running:
+    with serving(policy(), send_s=0.3, rows=20_000, effort=200) as running:
         greeting = "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         greeting += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         deaf = socket.create_connection(("127.0.0.1", running.port))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cebm.serving.protocol import DTYPES, KINDS, ErrorReply, Refused, one_line, pack, unpack
-from cebm.serving.requests import Limits, Reader, Session
+from cebm.serving.requests import Limits, Reader, Session, described, specified
 from cebm.spaces import Part, Specification
 
 SPEC = Specification((Part("joints", (3,)), Part("image", (2, 2))), 2, history=2, horizon=4)
@@ -164,6 +164,8 @@ BAD_REQUESTS = {
     "no map": ([1, 2], "bad-request"),
     "no wishes": ({**GOOD, "cebm": 5}, "bad-request"),
     "an unknown wish": ({**GOOD, "cebm": {"speed": 1}}, "bad-request"),
+    "an array for a call": ({**GOOD, "cebm": {"call": np.zeros(3)}}, "bad-request"),
+    "many rows of large effort": ({"obs": np.zeros((200, 7)), "cebm": {"steps": 20}}, "too-much-effort"),
     "an unknown call": ({**GOOD, "cebm": {"call": "eval"}}, "bad-request"),
     "a negative seed": ({**GOOD, "cebm": {"seed": -1}}, "bad-request"),
     "a seed that is true": ({**GOOD, "cebm": {"seed": True}}, "bad-request"),
@@ -236,6 +238,13 @@ def test_a_session_remembers_like_a_runner() -> None:
     assert played is not None and played.tolist() == [[6, 7, 6, 7, 6, 7, 6, 7]]
     session.forget()
     assert asked(6) == [6, 6]
+
+
+def test_a_specification_crosses_the_wire_in_plain_words() -> None:
+    assert specified(unpack(pack(described(SPEC)))) == SPEC
+    for wrong in (None, {}, {**described(SPEC), "parts": 5}, {**described(SPEC), "action": 0}):
+        with pytest.raises(ValueError, match=r"no specification|at least 1"):
+            specified(wrong)
 
 
 def test_the_sessions_seed_decides_its_numbers() -> None:

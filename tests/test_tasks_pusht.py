@@ -1,6 +1,7 @@
 """Push-T: exact states, replayed human demonstrations, the layout of keypoints, and the three metrics."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from cebm.cli import main
 from cebm.demonstrations import DemonstrationError, Demonstrations
 from cebm.evaluation import evaluate
-from cebm.tasks import TaskError, shipped, task_of
+from cebm.learning import fit
+from cebm.runs import train
+from cebm.tasks import TEST_SEED, VALIDATION_SEED, TaskError, shipped, task_of
 from cebm.tasks.pusht import KEYPOINTS, PushT, PushTEnv
+from test_runs import small_job
 
 needs_simulator = pytest.mark.skipif(
     importlib.util.find_spec("gym_pusht") is None, reason="Push-T needs the extra pusht"
@@ -232,6 +237,66 @@ def test_a_missing_simulator_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "gym_pusht.envs", None)
     with pytest.raises(ImportError, match=r"cebm\[pusht\]"):
         PushTEnv("state")
+
+
+@needs_simulator
+def test_training_rolls_out_the_task_that_the_data_name(tmp_path: Path) -> None:
+    """On seeds that test nothing, and the metric is in the rows that choose."""
+    PushT("state", max_steps=3).convert(human_file(tmp_path)).save(tmp_path / "ours.npz")
+    outcome = train(
+        small_job("mse", task=None, data=str(tmp_path / "ours.npz"), steps=2, evaluate_every=1), tmp_path / "run"
+    )
+    rows = [row for row in outcome.metrics if row["kind"] == "evaluation"]
+    assert len(rows) == 2 and all({"reward", "reward_se", "success", "final_coverage"} <= row.keys() for row in rows)
+    assert outcome.best_step == max(rows, key=lambda row: (row["reward"], -row["validation_action_error"]))["step"]
+    low, high = outcome.policy.limits
+    assert low.tolist() == [0, 0] and high.tolist() == [512, 512]
+    assert VALIDATION_SEED != TEST_SEED
+
+
+@needs_simulator
+def test_the_command_line_converts_and_films(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demos", "push-t:state", "--from", str(human_file(tmp_path)), "--out", str(tmp_path / "ours.npz")])
+    assert "2 episodes, 7 steps" in capsys.readouterr().out
+    train(
+        small_job("mse", task=None, data=str(tmp_path / "ours.npz"), steps=2, evaluation_episodes=1), tmp_path / "run"
+    )
+    asked = ["--episodes", "3", "--max-steps", "4", "--metric", "final_coverage", "--json"]
+    alone, shared = [], []
+    for found, extra in ((alone, ["--video", str(tmp_path / "film"), "--film", "1"]), (shared, ["--workers", "2"])):
+        main(["eval", str(tmp_path / "run"), *asked, *extra])
+        found.append(json.loads(capsys.readouterr().out))
+        found.append((tmp_path / "run/evaluation.csv").read_text())
+    assert alone[1] == shared[1], "the episodes are the same in two processes"
+    summary = alone[0]
+    assert summary["metric"] == "final_coverage"
+    assert summary["final_coverage_low"] <= summary["final_coverage"] <= summary["final_coverage_high"]
+    assert [path.stem for path in (tmp_path / "film").iterdir()] == ["episode-1"]
+    main(["eval", str(tmp_path / "run"), *asked[:4]])
+    assert "reward" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute where nothing else runs
+@needs_simulator
+@needs_humans
+def test_a_minute_of_training_beats_a_random_policy_by_far() -> None:
+    """Of 30 episodes each: a random policy's mean reward is 0.08 with a standard error of 0.02. The difference must be
+    more than four times its own standard error, and more than 0.2."""
+    task = PushT()
+    policy = fit(task.convert(HUMAN), limits=task.limits, steps=1000, history=2, horizon=16)
+    random = np.random.default_rng(0)
+
+    class Random(Still):
+        def act(self, obs: np.ndarray) -> np.ndarray:
+            return random.uniform(0, 512, (len(obs), 2))
+
+    found = [
+        np.array([row["reward"] for row in evaluate(each, task, episodes=30, latency_calls=0, **settings).rows])
+        for each, settings in ((policy, {"execute": 8}), (Random(), {}))
+    ]
+    error = np.sqrt(sum(rewards.var(ddof=1) / len(rewards) for rewards in found))
+    assert found[0].mean() - found[1].mean() > max(4 * error, 0.2)
 
 
 @needs_simulator

@@ -72,6 +72,19 @@ def test_jitter_moves_the_state_and_leaves_absolute_targets(generator):
     assert torch.equal(varied.units.obs_box.centre, plain.units.obs_box.centre)
 
 
+def test_jitter_teaches_the_way_back(generator):
+    """Demonstrations go along a line and never leave it. A chunk that is relative leads back to it after a jitter."""
+    random = np.random.default_rng(torch.randint(2**31, (), generator=generator).item())
+    obs = np.stack([random.uniform(-1, 1, 400), np.zeros(400)], 1).astype(np.float32)
+    actions = obs + np.float32([0.1, 0])
+    off = np.stack([np.linspace(-0.5, 0.5, 9), np.full(9, 0.3)], 1).astype(np.float32)
+    settings = {"trial": "mse", "steps": 80, "energy.width": 32, "batch_size": 64, "learning_rate": 1e-2}
+    settings |= {"relative": Relative((0, 1), (0, 1), 0.5), "limits": (-2.0, 2.0)}
+    led = cebm.fit(obs, actions, jitter=Gaussian(1, 0.3), **settings).act(off)
+    assert np.abs(led[:, 1]).mean() < 0.1
+    assert np.abs(cebm.fit(obs, actions, **settings).act(off)[:, 1]).mean() > 0.2
+
+
 def test_jitter_is_off_when_a_policy_acts_and_when_it_is_validated(generator):
     data = walks(generator)
     trainer = trainer_of(trial_with(jitter=Gaussian(0, 50.0)), data, data)
@@ -214,6 +227,18 @@ def test_dropped_padding_is_never_trained_on():
     assert sorted(chunks) == [[a, a + 1, a + 2] for a in (0, 1, 2, 100, 101, 102)]
     with pytest.raises(ValueError, match="padding='drop' leaves no training data: no episode has 6 steps"):
         trainer_of(trial_with(horizon=6, padding="drop"), ends(), ends())
+
+
+def test_padding_teaches_to_stand_still_and_dropping_it_does_not():
+    """Every action goes one further, up to the end of the episode."""
+    obs = np.tile(np.arange(10, dtype=np.float32), 20)[:, None]
+    episodes = np.arange(10, 201, 10)
+    settings = {"trial": "mse", "steps": 80, "energy.width": 16, "batch_size": 64, "learning_rate": 1e-2}
+    settings |= {"horizon": 4, "relative": Relative(0, 0), "limits": (-50.0, 50.0)}
+    last = np.float32([[9.0]])
+    np.testing.assert_allclose(cebm.fit(obs, obs + 1, episodes, **settings).act(last), 10, atol=0.9)
+    moving = cebm.fit(obs, obs + 1, episodes, padding="drop", **settings).act(last)
+    np.testing.assert_allclose(moving, [[10, 11, 12, 13]], atol=0.9)
 
 
 def test_masked_padding_is_filled_with_other_actions():

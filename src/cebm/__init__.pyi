@@ -46,6 +46,7 @@ from cebm.evaluation import wilson_interval as wilson_interval
 from cebm.export import ExportError as ExportError
 from cebm.exported import ExportedPolicy as ExportedPolicy
 from cebm.exported import load_exported as load_exported
+from cebm.learning import fit as fit
 from cebm.negatives import GaussianMixture as GaussianMixture
 from cebm.negatives import InBatch as InBatch
 from cebm.negatives import LongChain as LongChain
@@ -116,6 +117,5 @@ from cebm.tasks import PushT as PushT
 from cebm.tasks import Task as Task
 from cebm.tasks import collect_particle as collect_particle
 from cebm.trainer import Trainer as Trainer
-from cebm.trainer import fit as fit
 
 __version__: str

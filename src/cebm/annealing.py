@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cebm.acting import Found, Problem
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, mapped
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.samplers import StepInfo, with_steps
-from cebm.spaces import margin_limit
+from cebm.spaces import margin_limit, traced
 
 
 class AnnealedState(NamedTuple):
@@ -41,8 +42,8 @@ class Annealed:
     correction_size: float = 0.1
     """τ of a correction, in units of s²d²/(s² + d²), the variance that a clean action has under a blurred one."""
     margin: float | None = None
-    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded, as relative
-    actions are, which a policy clips to what is available."""
+    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded, since
+    relative actions may be larger than 1; a policy clips to what is available."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -65,7 +66,7 @@ class Annealed:
         return float((high + k / max(1, self.steps - 1) * (low - high)) ** self.power)
 
     def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> AnnealedState:
-        return self.blurred(energy, start, _normal(start.shape, start, generator))
+        return self.blurred(energy, start, draw_normal(generator, start.shape, start))
 
     def blurred(self, energy: EnergyModel, start: Actions, noise: Actions) -> AnnealedState:
         """The state that begins at `start` with this noise, of unit size."""
@@ -80,7 +81,7 @@ class Annealed:
         for _ in range(self.corrections):
             size = self.correction_size * level**2 * d**2 / (level**2 + d**2)
             slopes = here.energies_and_gradients(context, actions)[1]
-            actions = actions - size * slopes + sqrt(2 * size) * _normal(actions.shape, actions, generator)
+            actions = actions - size * slopes + sqrt(2 * size) * draw_normal(generator, actions.shape, actions)
         energies, slopes = here.energies_and_gradients(context, actions)
         actions = actions + (following - level) * level * slopes
         clipped = None
@@ -135,11 +136,16 @@ class AnnealedSearch:
     def search(self, problem: Problem) -> Found:
         sampler, count = self._sampler(problem), self._count(problem)
         noise = self._noise(problem, count)
-        if problem.everything or not 0 < self.look < count:
+        looks = not problem.everything and 0 < self.look < count
+        if looks and not traced():
+            actions, energies = self._looked(sampler, problem, noise)
+        else:
             actions = problem.clip(self._fallen(sampler, problem, problem.context, noise))
             energies = self._energies(problem, problem.context, actions)
-        else:
-            actions, energies = self._looked(sampler, problem, noise)
+            if looks:  # exported, all of them fall: those that `_looked` would not let fall do not count
+                agree = self._agree(actions[:, : self.look], problem.energy.deviation).unsqueeze(1)
+                others = torch.arange(count, device=energies.device) >= self.look
+                energies = torch.where(agree & others, inf, energies)
         return Found(actions, energies, self._chosen(problem, actions, energies))
 
     def states(self, problem: Problem) -> Iterator[tuple[int, Actions]]:
@@ -178,7 +184,7 @@ class AnnealedSearch:
     def _noise(self, problem: Problem, count: int) -> Actions:
         """The noise that candidates begin with; of unit size times that of an action blurred to the first level."""
         shape = (1 if problem.shared else problem.rows, count, problem.energy.act_dim)
-        return _normal(shape, problem.low, problem.generator).expand(problem.rows, -1, -1)
+        return draw_normal(problem.generator, shape, problem.low).expand(problem.rows, -1, -1)
 
     def _falling(
         self, sampler: Annealed, problem: Problem, context: Context, noise: Actions
@@ -213,7 +219,7 @@ class AnnealedSearch:
             return torch.where(energies[:, 0] < inf, 0, costs.argmin(1))
         # The largest of −E/T plus Gumbel noise is a draw of the softmax.
         shape = (1 if problem.shared else energies.shape[0], energies.shape[1])
-        uniform = torch.rand(shape, generator=problem.generator, dtype=energies.dtype, device=energies.device)
+        uniform = draw_uniform(problem.generator, shape, energies)
         return (-costs / self.temperature - (-uniform.clamp_min(1e-30).log()).log()).argmax(1)
 
 
@@ -222,7 +228,3 @@ def _of_rows(problem: Problem, rows: Int[Tensor, " some"]) -> Problem:
     low, high = (limit if limit.ndim == 1 else limit[rows] for limit in (problem.low, problem.high))
     context = mapped(lambda part: part[rows], problem.context)
     return replace(problem, context=context, rows=len(rows), low=low, high=high)
-
-
-def _normal(shape: Any, like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)

@@ -197,8 +197,10 @@ class EnergyPolicy:
         the same call gives the same action.
         """
         obs = flat_observation(obs, self.parts, self.history)
-        found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
-        action = self.actions(_taken(found).unsqueeze(1), obs)[:, 0]
+        rows = self._rows(obs, "obs", self.units.obs_dim)
+        found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=False)
+        with torch.no_grad():
+            action = self.actions(_taken(found).unsqueeze(1), rows)[:, 0]
         if traced():  # no exception comes out of an exported policy: NaN says the same
             action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:

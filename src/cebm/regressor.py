@@ -9,12 +9,12 @@ from jaxtyping import Float
 from cebm.acting import Search
 from cebm.energies import MLP
 from cebm.information import Quadrature
+from cebm.learning import fit
 from cebm.negatives import Uniform
 from cebm.objectives import InfoNCE
 from cebm.optimisers import Adam
 from cebm.recipes import Inputs, Trial
 from cebm.samplers import MALA, DerivativeFree, Langevin, run
-from cebm.trainer import fit
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.composition import built, modules_in, vary
+from cebm.composition import built, modules_in
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.distributed import ALONE, Group
 from cebm.information import SaturatedBoundWarning, energy_score, info_nce_bound
 from cebm.losses import info_nce
 from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
-from cebm.recipes import Trial, find_trial
+from cebm.recipes import Trial
 from cebm.settings import StorageError
 from cebm.spaces import Box, Specification, check_finite, looking_later
 from cebm.storage import take
@@ -451,34 +451,3 @@ def _check_fit(given: dict[str, Tensor], wanted: dict[str, Tensor], prefix: str)
         need = tuple(wanted[name].shape) if name in wanted else "not there"
         if have != need:
             raise StorageError(f"checkpoint: {prefix}{name} is {have}, this run's is {need}")
-
-
-def fit(
-    obs: Any,
-    actions: Any,
-    episode_ends: Any = None,
-    *,
-    trial: Trial | str = "steady",
-    steps: int = 2000,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    limits: Limits | None = None,
-    **settings: Any,
-) -> EnergyPolicy:
-    """A policy from arrays [steps, obs] and [steps, act], in memory: no files, no environment.
-
-    `episode_ends` (cumulative, exclusive) tells where episodes end; without it every row stands for itself. Further
-    arguments are settings of the trial: `history=2`, `horizon=8`, `**{"acting.candidates": 32}`.
-    """
-    recipe = vary(find_trial(trial) if isinstance(trial, str) else trial, **settings)
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if episode_ends is None:
-        if recipe.inputs.history > 1 or recipe.inputs.horizon > 1:
-            raise ValueError("episode_ends must be given for a trial with history or horizon")
-        episode_ends = np.arange(1, len(obs) + 1)
-    demonstrations = Demonstrations.from_arrays(obs, actions, episode_ends)
-    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device, limits, steps)
-    for _ in range(steps):
-        trainer.step()
-    return trainer.policy()

@@ -12,7 +12,7 @@ from torch import Tensor
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, EnergySettings, Obs
 from cebm.energies.density import Trunk
 from cebm.energies.feedforward import Init
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 _DISTANCES_AT_ONCE = 2**24
 """Distances between observations that are held together; 64 MB in float32."""
@@ -51,7 +51,7 @@ class NearestEnergy(EnergyModel):
         # Exact distances: by way of a matrix product, small ones would drown in rounding.
         nearest = [
             torch.cdist(part, self.stored_obs, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
-            for part in obs.split(at_once)
+            for part in ([obs] if traced() else obs.split(at_once))
         ]
         return self.stored_actions[torch.cat(nearest)]
 
@@ -114,11 +114,11 @@ class TwoStepEnergy(EnergyModel):
         self, obs: Float[Tensor, "batch obs"], start: Float[Tensor, "batch act"], level: float
     ) -> Float[Tensor, "batch act"]:
         """f(x, start, level)."""
-        return self.trunk(torch.cat([obs, start, start.new_full((len(start), 1), level)], 1))
+        return self.trunk(torch.cat([obs, start, start.new_full((start.shape[0], 1), level)], 1))
 
     def encode(self, obs: Obs) -> Context:
         self.check_obs(obs)
-        first = self.predict(obs, obs.new_zeros(len(obs), self.act_dim), 0.0)
+        first = self.predict(obs, obs.new_zeros(obs.shape[0], self.act_dim), 0.0)
         return self.predict(obs, self.level * first, self.level)
 
     def energies(self, context: Context, actions: Actions) -> Energies:

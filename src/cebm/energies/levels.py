@@ -307,7 +307,7 @@ class NoiseConditionalEnergy(EnergyModel):
         place = (level / self.deviation).log() / 4
         waves = place * self.frequencies.to(place)
         features = torch.cat([place, waves.sin(), waves.cos()], -1)
-        if len(given) == 1 and level.numel() == 1:  # one row for all samples
+        if given.shape[0] == 1 and level.numel() == 1:  # one row for all samples
             return (given + self.noise(features[0])).split(self.head.width, -1)
         parts = given.unsqueeze(1) + self.noise(features)
         parts = parts.expand(-1, samples, -1).flatten(0, 1)

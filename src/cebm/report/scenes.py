@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.acting import Problem
+from cebm.evaluation import evaluate
 from cebm.policy import EnergyPolicy, Runner
-from cebm.report.charts import Value, heat_map, number, tick_labels, ticks
+from cebm.report.charts import Value, heat_map, number, picture_uri, tick_labels, ticks
 from cebm.report.records import Run
 from cebm.tasks import TEST_SEED, Task
 
@@ -21,6 +22,8 @@ UNIT = 1000
 """Panels are squares of this many units."""
 GRID, DOTS, FRAMES = 96, 80, 26
 """Points along a side of a landscape, candidates and frames that are drawn of a search, at most."""
+PICTURES, STRIP, PICTURE_SIDE = 30, 6, 160
+"""Pictures of an animation and of a strip, and the pixels of their longer side, at most: the page holds them all."""
 EPISODES = 12
 """Episodes that a task is asked to show."""
 EFFORT = 666
@@ -241,8 +244,7 @@ def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] |
     """What the task shows of held-out episodes, with the number of candidates per action (0: the way to act has no such
     number); None where it shows nothing. A search of many steps gets fewer than `most` candidates."""
     generator = torch.Generator(policy.device).manual_seed(TEST_SEED)
-    own = getattr(policy.acting, "candidates", None)
-    effort = {} if own is None else {"candidates": min(own, most, max(8, EFFORT // _search_steps(policy)))}
+    effort = _effort(policy, most)
     scene = task.scene(Runner(policy, generator=generator, **effort), EPISODES)
     if scene is None:
         return None
@@ -250,6 +252,38 @@ def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] |
     if missing:
         raise ValueError(f"the scene of {task.name} lacks {', '.join(missing)}")
     return {**scene, "candidates": 0, **effort}
+
+
+def film_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any]:
+    """The first held-out episode of a task without a scene, as its environment draws it: pictures for an animation, at
+    most `PICTURES`, and which of them stand in a strip. A ValueError where the environment gives no pictures."""
+    played = evaluate(policy, task, episodes=1, film=(0,), latency_calls=0, **_effort(policy, most))
+    frames = played.frames[0]
+    steps = np.unique(np.linspace(0, len(frames) - 1, min(PICTURES, len(frames))).round().astype(int)).tolist()
+    shrink = max(1, math.ceil(max(frames[0].shape[:2]) / PICTURE_SIDE))
+    small = [_smaller(frames[step], shrink) for step in steps]
+    strip = np.unique(np.linspace(0, len(steps) - 1, min(STRIP, len(steps))).round().astype(int)).tolist()
+    row = played.rows[0]
+    result = "" if row.get("success") is None else (", a success" if row["success"] else ", no success")
+    metric = f"{task.metric.replace('_', ' ')} {number(played.score(task.metric))}"
+    caption = (
+        "The first held-out episode of the best checkpoint, as its environment draws it: "
+        f"{row['length']} steps{result}, {metric}."
+    )
+    return {"frames": [picture_uri(each) for each in small], "at": steps, "strip": strip, "caption": caption}
+
+
+def _smaller(frame: np.ndarray, times: int) -> np.ndarray:
+    """The mean of squares of `times` × `times` pixels; what is left at the edges is cut off."""
+    height, width = (side // times for side in frame.shape[:2])
+    blocks = frame[: height * times, : width * times].reshape(height, times, width, times, 3)
+    return blocks.mean((1, 3)).round().astype(np.uint8)
+
+
+def _effort(policy: EnergyPolicy, most: int) -> dict[str, Any]:
+    """Candidates for a roll-out that has to end soon; none where the way to act has no such number."""
+    own = getattr(policy.acting, "candidates", None)
+    return {} if own is None else {"candidates": min(own, most, max(8, EFFORT // _search_steps(policy)))}
 
 
 def _search_steps(policy: EnergyPolicy) -> int:

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cebm.named import flat_observation
 from cebm.policy import Proposal
 from cebm.serving.protocol import KINDS, ErrorReply, Refused, pack, unpack
-from cebm.settings import StorageError, from_json
-from cebm.spaces import Specification
+from cebm.serving.requests import specified
+from cebm.spaces import Part, Specification
 
 try:
     from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -85,6 +86,16 @@ class RemotePolicy:
         """Actions that one output holds, the current one first."""
         return self.specification.horizon
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The named parts of an observation."""
+        return self.specification.parts
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Columns of one observation and of one action."""
+        return self.specification.frame, self.specification.action
+
     def act(
         self,
         obs: Any,
@@ -96,10 +107,12 @@ class RemotePolicy:
         generator: torch.Generator | None = None,
         deadline_ms: float | None = None,
     ) -> Any:
-        """The action for one observation [obs] or a batch [batch, obs], as `EnergyPolicy.act` gives it: without a
-        `generator` the same call gives the same action, with one it is what the policy gives for a new generator
-        whose seed this one draws. An answer that takes longer than `deadline_ms` is a ServerError instead."""
+        """The action for one observation [obs], a batch [batch, obs] or a dictionary of named parts, as
+        `EnergyPolicy.act` gives it: without a `generator` the same call gives the same action, with one it is what the
+        policy gives for a new generator whose seed this one draws. An answer that takes longer than `deadline_ms` is a
+        ServerError instead."""
         wishes = self._wishes(candidates, steps, budget_ms, previous, generator, deadline_ms)
+        obs = flat_observation(obs, self.parts, self.history)
         values, single = _observation(obs)
         actions = self._asked({"obs": values, "cebm": wishes})["actions"]
         flat = actions.reshape(-1) if single else actions.reshape(len(actions), -1)
@@ -118,6 +131,7 @@ class RemotePolicy:
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
         wishes = self._wishes(candidates, steps, budget_ms, previous, generator, deadline_ms)
+        obs = flat_observation(obs, self.parts, self.history)
         values, single = _observation(obs)
         reply = self._asked({"obs": values[None] if single else values, "cebm": {**wishes, "call": "propose"}})
         action = reply["actions"].reshape(len(reply["actions"]), -1)
@@ -137,7 +151,7 @@ class RemotePolicy:
         before it. Each call draws anew, from `seed` where there is one. `played`: so many actions of the last chunk
         were played, and the search starts at the rest of it. A new connection is told what the last one had seen."""
         with self._lock:
-            values, _ = _observation(obs)
+            values, _ = _observation(flat_observation(obs, self.parts))
             if self._seen and self._seen[0].shape != values.shape:
                 raise ValueError(
                     f"obs has shape {values.shape}, the episode under way has {self._seen[0].shape}; reset first"
@@ -278,8 +292,8 @@ class RemotePolicy:
         frame = socket.recv(timeout=self.timeout_s)
         metadata = _unpacked(frame if isinstance(frame, bytes) else b"", self.url)
         try:
-            spec = from_json(metadata["specification"], Specification, self.url)
-        except (LookupError, StorageError) as error:
+            spec = specified(metadata.get("specification"))
+        except ValueError as error:
             socket.close()
             raise ValueError(f"{self.url} is no server of cebm's: its metadata have no specification") from error
         if self._session and spec != self.specification:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -22,7 +22,7 @@ from cebm.serving.effort import Effort, milliseconds
 from cebm.serving.metrics import Metrics, log
 from cebm.serving.protocol import Refused
 from cebm.serving.requests import Limits, Request
-from cebm.spaces import Specification
+from cebm.spaces import Part, Specification
 
 Answer = dict[str, np.ndarray]
 BROKEN = "too many workers hang: the server cannot act now"
@@ -83,6 +83,7 @@ class Served:
         spec = getattr(policy, "specification", None)
         if not isinstance(spec, Specification):
             raise ValueError(f"policy: a {type(policy).__name__} has no `specification`, so its sizes are not known")
+        spec = _wire(policy, spec)
         if "cebm" in [part.name for part in spec.parts]:
             raise ValueError("policy: a part of the observation is called cebm, the server's own word")
         known = inspect.signature(policy.act).parameters
@@ -92,11 +93,11 @@ class Served:
         device = torch.device(getattr(policy, "device", "cpu"))
         candidates = getattr(getattr(policy, "acting", None), "candidates", None) if "candidates" in takes else None
         steps = getattr(getattr(getattr(policy, "acting", None), "sampler", None), "steps", None)
-        centre = getattr(getattr(policy, "obs_box", None), "centre", torch.zeros(spec.obs_dim)).cpu().double().numpy()
+        middle = getattr(getattr(policy, "units", None), "middle", torch.zeros(spec.obs_dim)).cpu().double().numpy()
 
         def timed(rows: int, count: int | None) -> float:
             effort = {} if count is None else {"candidates": count}
-            return milliseconds(lambda: policy.act(np.repeat(centre[None], rows, 0), **effort))
+            return milliseconds(lambda: policy.act(np.repeat(middle[None], rows, 0), **effort))
 
         return cls(policy, spec, takes, Effort(candidates, steps, timed), device, name)
 
@@ -133,6 +134,16 @@ class Served:
         if actions.shape != (len(obs), self.spec.act_dim) or not np.isfinite(actions).all():
             raise TypeError(f"the policy gave {actions.shape} for {len(obs)} observations, or NaN or infinity")
         return arrays
+
+
+def _wire(policy: Any, spec: Specification) -> Specification:
+    """What clients send and get: raw observations and actions, which the policy converts to what its energy sees."""
+    columns, parts = getattr(policy, "columns", None), tuple(getattr(policy, "parts", ()))
+    if columns is None:
+        return spec
+    if sum(part.size for part in parts) != columns[0]:
+        parts = (Part("obs", (columns[0],)),)
+    return replace(spec, parts=parts, action=columns[1])
 
 
 def _array(values: Any) -> np.ndarray:
@@ -252,8 +263,10 @@ class Engine:
                 self._wake.wait()
             batch: list[Work] = []
             rows = 0
-            while self._queue and (not batch or rows + len(self._queue[0].inputs) <= self.limits.rows):
+            weight = 0.0
+            while self._queue and (not batch or weight + self._queue[0].request.weight <= self.limits.rows):
                 work = self._queue.popleft()
+                weight += work.request.weight
                 rows += len(work.inputs)
                 if not work.gone:
                     batch.append(work)
@@ -275,10 +288,10 @@ class Engine:
             found = served.answers(group)
         except Exception as error:  # whatever the user's policy raises
             if len(group) > 1:  # one client's observation must not fail the others'
-                if not isinstance(error, CannotSplit):
-                    log(logging.WARNING, "a batch failed, its requests are tried one by one", requests=len(group))
-                for work in group:
-                    self._act(worker, [work])
+                log(logging.WARNING, "a batch failed, its halves are tried", requests=len(group), reason=str(error))
+                size = 1 if isinstance(error, CannotSplit) else (len(group) + 1) // 2
+                for start in range(0, len(group), size):
+                    self._act(worker, group[start : start + size])
                 return
             self._hand(worker, [(group[0], _refusal(error))])
             return

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cebm.serving.protocol import Refused, quoted
-from cebm.spaces import Specification
+from cebm.spaces import Part, Specification
 
 ONE_HOUR_MS = 3_600_000.0
 
@@ -24,7 +24,7 @@ class Limits:
     queue: int = 1024
     """Observations that wait for the worker."""
     rows: int = 256
-    """Observations of one batch, and of one request."""
+    """Observations of one batch, and of one request; with twice the policy's own candidates, one counts as two."""
     effort: int = 16
     """Candidates and steps of a request, as a multiple of the policy's own; at least 1,024 candidates are allowed."""
     rate: float = 2000.0
@@ -82,6 +82,8 @@ class Request:
     """Actions of the last chunk that were played: the search starts at the rest of it."""
     history: np.ndarray | None = None
     """[observations, rows, frame]: what a session is to remember, after a reconnection."""
+    weight: float = 1.0
+    """Its rows, times how much larger its effort is than the policy's own."""
 
 
 class Reader:
@@ -91,6 +93,7 @@ class Reader:
         self.spec, self.limits = spec, limits
         self.frame, self.wide = spec.frame, spec.obs_dim
         """Columns of one observation, and of one with its history."""
+        self.own = {"candidates": candidates or 1, "steps": steps or 1}
         self.most = {
             "candidates": max(1024, limits.effort * (candidates or 1)),
             "steps": max(16, limits.effort * (steps or 1)),
@@ -113,6 +116,14 @@ class Reader:
             raise Refused("too-much-effort", f"a request has 1 to {self.limits.rows} observations, not {len(obs)}")
         whole = obs.shape[1] == self.wide
         rows = len(obs)
+        weight = float(rows)
+        for name, own in self.own.items():
+            weight *= max(1.0, options.get(name, 0) / own)
+        if weight > self.limits.rows and rows > 1:
+            raise Refused(
+                "too-much-effort", f"{rows} rows with this effort count as {weight:g}, {self.limits.rows} are allowed"
+            )
+        options["weight"] = weight
         if "previous" in wishes:
             last = numbers(wishes["previous"], "previous")
             options["previous"] = self._shaped(last[None] if last.ndim == 1 else last, (rows, self.spec.act_dim))
@@ -131,7 +142,7 @@ class Reader:
         options: dict[str, Any] = {}
         for name, value in wishes.items():
             if name == "call":
-                if value not in ("act", "propose", "reset"):
+                if not isinstance(value, str) or value not in ("act", "propose", "reset"):
                     raise Refused("bad-request", f"call must be act, propose or reset, got {quoted(value)}")
                 options["call"] = value
             elif name == "seed":
@@ -187,6 +198,21 @@ class Reader:
         if found.shape != shape:
             raise Refused("bad-request", f"an array has shape {found.shape}, expected {shape}")
         return found
+
+
+def described(spec: Specification) -> dict[str, Any]:
+    """The specification in plain words, which name no class: clients may be of another version."""
+    parts = [{"name": part.name, "shape": list(part.shape)} for part in spec.parts]
+    return {"parts": parts, "action": spec.action, "history": spec.history, "horizon": spec.horizon}
+
+
+def specified(described: Any) -> Specification:
+    """The specification in a server's metadata; a ValueError where it is none."""
+    try:
+        parts = tuple(Part(str(part["name"]), tuple(int(n) for n in part["shape"])) for part in described["parts"])
+        return Specification(parts, *(int(described[name]) for name in ("action", "history", "horizon")))
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no specification: {type(error).__name__}") from error
 
 
 def numbers(value: Any, name: str) -> np.ndarray:

@@ -19,8 +19,7 @@ from cebm.serving.access import STATUS, allowed, check_place, checked_token, ser
 from cebm.serving.engine import Engine, Served, Work
 from cebm.serving.metrics import Metrics, log
 from cebm.serving.protocol import ErrorReply, Refused, pack, unpack
-from cebm.serving.requests import Limits, Reader, Request, Session
-from cebm.settings import to_json
+from cebm.serving.requests import Limits, Reader, Request, Session, described
 
 try:
     from websockets.asyncio.server import Server as Sockets
@@ -351,7 +350,7 @@ class Server:
             "version": cebm.__version__,
             "protocol": PROTOCOL,
             "policy": served.name,
-            "specification": to_json(served.spec),
+            "specification": described(served.spec),
             "history": served.spec.history,
             "horizon": served.spec.horizon,
             "action": served.spec.action,

@@ -337,7 +337,10 @@ class Episode:
     def _film(self) -> None:
         if self.frames is None:
             return
-        frame = np.asarray(self.env.render())
+        try:
+            frame = np.asarray(self.env.render())
+        except NotImplementedError as error:
+            raise ValueError(f"{self.here()}: the environment cannot be filmed, it has no `render`") from error
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(
                 f"{self.here()}: the environment cannot be filmed: render gave {frame.dtype} {frame.shape}, expected "

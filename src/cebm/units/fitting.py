@@ -97,6 +97,7 @@ def measure(inputs: Any, windows: Windows, rows: Any) -> Measured:
     notes += [_said_relative(each, layouts) for each in relative]
     obs_box = _obs_box(data, conversion.obs, inputs.obs_scaling).tiled(inputs.history)
     act_box = _act_box(windows, data, rows, conversion).tiled(inputs.horizon)
+    scaled = tuple(index for each in relative if each.scale is not None for index in indices(each.actions))
     if act_box.margin > MARGIN:
         notes.append(
             f"actions reach {act_box.limit / 1.1:.3g} in these units: samplers that keep chains within ±1.1 cannot "
@@ -106,7 +107,9 @@ def measure(inputs: Any, windows: Windows, rows: Any) -> Measured:
         low = high = None
     else:
         low, high = _range(data, conversion.action, inputs.horizon)
-    _warn_of_tails(data, conversion, inputs, layouts)
+    steps = _steps(windows, rows, conversion.origins, MOST_ROWS) if relative else data.actions
+    _warn_of_tails(data.obs, conversion.obs, inputs.obs_scaling, layouts[0], "obs_scaling")
+    _warn_of_tails(steps, conversion.action, inputs.action_scaling, layouts[1], "action_scaling", scaled)
     units = Units(obs_box, act_box, inputs.history, inputs.horizon, conversion)
     return Measured(units, tuple(notes), low, high)
 
@@ -224,26 +227,30 @@ def _range(data: _Columns, form: Form, horizon: int) -> tuple[Tensor, Tensor]:
     return low.repeat(horizon), high.repeat(horizon)
 
 
-def _warn_of_tails(data: _Columns, conversion: Conversion, inputs: Any, layouts: tuple[Layout, Layout]) -> None:
-    for values, form, scaling, layout, setting in (
-        (data.obs, conversion.obs, inputs.obs_scaling, layouts[0], "obs_scaling"),
-        (data.actions, conversion.action, inputs.action_scaling, layouts[1], "action_scaling"),
-    ):
-        if scaling == "robust":
-            continue
-        thin = np.asarray(values[:: -(-len(values) // MOST_ROWS)], np.float64)
-        middle = np.quantile(thin, 0.75, 0) - np.quantile(thin, 0.25, 0)
-        extent = np.asarray(values.max(0), np.float64) - np.asarray(values.min(0), np.float64)
-        plain = {index for own, kind in form.pieces if kind is None for index in own}
-        for index in np.flatnonzero((middle > 0) & (middle < TAIL * extent)).tolist():
-            if index in plain:
-                warnings.warn(
-                    f"{layout.name(index)}: outliers stretch its range to {extent[index]:.3g}, while half of its "
-                    f"values lie within {middle[index]:.3g}; {scaling} scaling squeezes those. {setting}='robust' does "
-                    f"not, nor does the kind Robust({index})",
-                    HeavyTailWarning,
-                    stacklevel=2,
-                )
+def _warn_of_tails(
+    values: Float[np.ndarray, "rows columns"],
+    form: Form,
+    scaling: str,
+    layout: Layout,
+    setting: str,
+    scaled: tuple[int, ...] = (),
+) -> None:
+    """Names plain columns (but those that have a declared scale) which outliers squeeze."""
+    if scaling == "robust":
+        return
+    thin = np.asarray(values[:: -(-len(values) // MOST_ROWS)], np.float64)
+    middle = np.quantile(thin, 0.75, 0) - np.quantile(thin, 0.25, 0)
+    extent = np.asarray(values.max(0), np.float64) - np.asarray(values.min(0), np.float64)
+    plain = {index for own, kind in form.pieces if kind is None for index in own} - {*scaled}
+    for index in np.flatnonzero((middle > 0) & (middle < TAIL * extent)).tolist():
+        if index in plain:
+            warnings.warn(
+                f"{layout.name(index)}: outliers stretch its range to {extent[index]:.3g}, while half of its values "
+                f"lie within {middle[index]:.3g}; {scaling} scaling squeezes those. {setting}='robust' does not, "
+                f"nor does the kind Robust({index})",
+                HeavyTailWarning,
+                stacklevel=3,
+            )
 
 
 def _said(kind: Kind, layout: Layout) -> str:
