@@ -21,6 +21,7 @@ from cebm.energies import (
     MLP,
     EnergyModel,
     Judged,
+    JudgedEnergy,
     MixtureDensity,
     NoiseConditional,
     NoiseConditionalEnergy,
@@ -473,6 +474,71 @@ def test_closeness_keeps_the_mode_of_the_last_action(generator: torch.Generator)
     for closeness, same in ((0.0, False), (20.0, True)):
         _, taken = search(AnnealedSearch(closeness=closeness), generator, previous=near)
         assert bool(((taken[:, 0] < 0) == (near[:, 0] < 0)).all()) == same
+
+
+class Left(EnergyModel):
+    """A judge: the more to the left, the better."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obs_dim, self.act_dim = 1, 2
+
+    def encode(self, obs: Tensor) -> Tensor:
+        return obs
+
+    def energies(self, context: Tensor, actions: Tensor) -> Tensor:
+        return 100 * actions[..., 0]
+
+
+class Levelled(EnergyModel):
+    """The exact mixture as an energy of observations, with levels."""
+
+    levels = (1.0, 0.1)
+
+    def __init__(self, level: Any = 0.1) -> None:
+        super().__init__()
+        self.obs_dim, self.act_dim, self.level = 1, 2, level
+        self.density, self.place = exact()
+
+    def encode(self, obs: Tensor) -> Tensor:
+        return self.place.expand(len(obs), -1)
+
+    def at(self, level: Any) -> "Levelled":
+        return Levelled(level)
+
+    def energies(self, context: Tensor, actions: Tensor) -> Tensor:
+        return self.density.at(self.level).energies(context, actions)
+
+    def energies_and_gradients(self, context: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density.at(self.level).energies_and_gradients(context, actions)
+
+
+def test_a_judge_chooses_and_does_not_move(generator: torch.Generator) -> None:
+    """Draws are those of the energy with levels alone; the judge decides, also with a penalty beside it."""
+    energy, obs = JudgedEnergy(Levelled(), Left()), torch.zeros(3, 1, dtype=torch.float64)
+    seed = int(torch.randint(2**31, (), generator=generator))
+
+    def found(energy: EnergyModel) -> Found:
+        begin = torch.Generator().manual_seed(seed)
+        return AnnealedSearch().search(replace(problem(begin, rows=3), energy=energy, context=energy.encode(obs)))
+
+    alone, judged = found(Levelled()), found(energy)
+    torch.testing.assert_close(judged.actions, alone.actions)
+    assert torch.equal(judged.chosen, judged.actions[..., 0].argmin(1))
+    assert torch.equal(alone.chosen, alone.energies.argmin(1))
+    walled = energy + (lambda obs, y: 1e6 * (y[..., 0] < 0).to(y.dtype))
+    right = found(walled)
+    rows = torch.arange(3)
+    assert walled.judges and bool((right.actions[rows, right.chosen, 0] >= 0).all())
+    context, actions = energy.encode(obs), alone.actions
+    level = energy.at(0.3)
+    torch.testing.assert_close(level.energies(context, actions), Levelled(0.3).energies(context[0], actions))
+    torch.testing.assert_close(
+        energy.energies(context, actions), Levelled().energies(context[0], actions) + 100 * actions[..., 0]
+    )
+    assert energy.contrasted is energy.judge and not level.judges
+    with pytest.raises(ValueError, match="drawn must be an energy with levels"):
+        JudgedEnergy(Left(), Left())
 
 
 def test_states_show_the_fall(generator: torch.Generator) -> None:
