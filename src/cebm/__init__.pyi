@@ -10,6 +10,10 @@ from cebm.certificate import certify as certify
 from cebm.composition import vary as vary
 from cebm.demonstrations import DemonstrationError as DemonstrationError
 from cebm.demonstrations import Demonstrations as Demonstrations
+from cebm.densities import Estimator as Estimator
+from cebm.densities import UntrustedDensityWarning as UntrustedDensityWarning
+from cebm.diagnostics import Diagnosis as Diagnosis
+from cebm.diagnostics import diagnose as diagnose
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
@@ -68,6 +72,7 @@ from cebm.report import write_report as write_report
 from cebm.runs import Job as Job
 from cebm.runs import resume as resume
 from cebm.runs import train as train
+from cebm.samplers import HMC as HMC
 from cebm.samplers import MALA as MALA
 from cebm.samplers import Collect as Collect
 from cebm.samplers import Constant as Constant
@@ -77,6 +82,7 @@ from cebm.samplers import Langevin as Langevin
 from cebm.samplers import Polynomial as Polynomial
 from cebm.samplers import Sampler as Sampler
 from cebm.samplers import StepInfo as StepInfo
+from cebm.samplers import Tempering as Tempering
 from cebm.samplers import run as run
 from cebm.settings import StorageError as StorageError
 from cebm.spaces import Box as Box

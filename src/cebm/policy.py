@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from cebm import __version__
 from cebm.acting import Acting, Found, Problem, Search
+from cebm.densities import Estimator, LogProb, Mode, modes_of, warn_untrusted
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.settings import StorageError, from_json, to_json
@@ -244,6 +245,40 @@ class EnergyPolicy:
                 return int(fits + (budget - took) / (longer - took) * (more - fits))
             fits, took = more, longer
         return fits
+
+    def log_prob(
+        self,
+        obs: Any,
+        action: Any,
+        *,
+        draws: int = 1024,
+        anneal: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> LogProb:
+        """log p(action | obs) per row, in the units of the actions, with its standard error and the Pareto k̂ of the
+        estimate of log Z (see `cebm.densities`); warns, naming the observation, where it is not to be trusted.
+        Without a proposal, the density is that in the box of the actions with its margin, and −∞ outside."""
+        estimate = Estimator(draws, anneal=anneal, shared=generator is None)
+        with torch.no_grad():
+            problem, actions = self.problem(obs, generator=generator), self._inputs(action, "action", self.act_box)
+            if len(actions) != problem.rows:
+                raise ValueError(f"action has {len(actions)} rows, obs has {problem.rows}")
+            found = estimate(self.energy, problem.context, self.act_box.limit, problem.generator)
+            warn_untrusted(found)
+            value = -problem.energies(actions.unsqueeze(1))[:, 0] - found.log_partition
+            if not self.energy.proposes:
+                value = value.masked_fill((actions.abs() > self.act_box.limit).any(1), -torch.inf)
+            # p(y) of the data's units: the volume that one normalised unit has there.
+            return LogProb(value - self.act_box.scale.log().sum(), found.standard_error, found.shape)
+
+    def modes(self, obs: Any, *, draws: int = 512, generator: torch.Generator | None = None) -> list[list[Mode]]:
+        """The modes of p(y|obs) for each row, the heaviest first, with the probability of their basins and its error:
+        actions in the user's units. Warns, naming the observation, where the masses are not to be trusted."""
+        problem = self.problem(obs, generator=generator)
+        found = Estimator(draws)(self.energy, problem.context, self.act_box.limit, problem.generator)
+        warn_untrusted(found)
+        rows = modes_of(self.energy, problem.context, found, problem.low, problem.high)
+        return [[replace(mode, action=self._units(mode.action)) for mode in row] for row in rows]
 
     def save(self, directory: str | Path) -> None:
         """Writes a directory with units, settings and weights; `cebm.load` reads it."""

@@ -5,7 +5,7 @@ from math import log
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel
@@ -51,6 +51,16 @@ class HMCState(NamedTuple):
     tuning: Tuning
 
 
+class _Proposal(NamedTuple):
+    """Where a trajectory ended."""
+
+    actions: Actions
+    momentum: Actions
+    leapfrogs: int
+    divergent: Bool[Tensor, "batch samples"]
+    taken: Bool[Tensor, "batch samples"]
+
+
 @dataclass(frozen=True)
 class HMC:
     """Hamiltonian Monte Carlo: a momentum r ~ N(0, I) is drawn, H = E(y) + ‖r‖²/2 is followed by L leapfrog steps of
@@ -71,7 +81,7 @@ class HMC:
     """Mean number of leapfrog steps n of the first trajectories."""
     adapt: int = 100
     """Trajectories during which ε, s and n adapt. Draw samples from the states after them."""
-    target: float = 0.75
+    target: float = 0.8
     """Acceptance to adapt to."""
     longest: int = 64
     """Largest mean number of leapfrog steps."""
@@ -114,6 +124,25 @@ class HMC:
     def step(
         self, energy: EnergyModel, context: Context, state: HMCState, k: int, generator: torch.Generator
     ) -> tuple[HMCState, StepInfo]:
+        after, proposed, probability = self.move(energy, context, state, generator)
+        leapfrogs, divergent, taken = proposed.leapfrogs, proposed.divergent, proposed.taken
+        if k < self.adapt:
+            after = after._replace(tuning=self._adapted(state, after, proposed, probability, k))
+        info = StepInfo(
+            state.energies.mean(),
+            gradient_norm(state.gradients),
+            torch.zeros_like(state.energies.mean()),
+            taken.to(probability.dtype).mean(),
+            divergent.to(probability.dtype).mean(),
+            probability.new_tensor(float(leapfrogs)),
+        )
+        return after, info
+
+    def move(
+        self, energy: EnergyModel, context: Context, state: HMCState, generator: torch.Generator
+    ) -> "tuple[HMCState, _Proposal, Energies]":
+        """One trajectory with the state's tuning: the state after it, what was proposed, and with which probability it
+        was taken."""
         tuning = state.tuning
         momentum = normal_like(state.actions, generator)
         uniform = torch.rand((), generator=generator, device=state.actions.device)
@@ -132,17 +161,7 @@ class HMC:
             torch.where(moved, gradients, state.gradients),
             tuning,
         )
-        if k < self.adapt:
-            after = after._replace(tuning=self._adapted(state, after, actions, ended, probability, leapfrogs, k))
-        info = StepInfo(
-            state.energies.mean(),
-            gradient_norm(state.gradients),
-            torch.zeros_like(state.energies.mean()),
-            taken.to(energies.dtype).mean(),
-            divergent.to(energies.dtype).mean(),
-            energies.new_tensor(float(leapfrogs)),
-        )
-        return after, info
+        return after, _Proposal(actions, ended, leapfrogs, divergent, taken), probability
 
     def _trajectory(
         self, energy: EnergyModel, context: Context, state: HMCState, momentum: Actions, leapfrogs: int
@@ -175,13 +194,11 @@ class HMC:
         self,
         before: HMCState,
         after: HMCState,
-        proposed: Actions,
-        ended: Actions,
+        proposed: "_Proposal",
         probability: Energies,
-        leapfrogs: int,
         k: int,
     ) -> Tuning:
-        """The tuning after trajectory k: ended at `proposed` with momentum `ended`, taken with `probability`."""
+        """The tuning after trajectory k, which was taken with `probability`."""
         tuning = before.tuning
         gain = (k + 1) ** -0.6
         log_step = tuning.log_step + gain * (probability.mean(1).view(-1, 1, 1) - self.target)
@@ -197,7 +214,7 @@ class HMC:
             + shift.square() * tuning.seen * size / count
         )
         tuning = tuning._replace(log_step=log_step, seen=count, mean=mean, squares=squares)
-        tuning = self._lengthened(tuning, before.actions, proposed, ended, probability, leapfrogs, gain)
+        tuning = self._lengthened(tuning, before.actions, proposed, probability, gain)
         if k + 1 in {max(2, round(share * self.adapt)) for share in _WINDOWS}:
             tuning = self._weighed(tuning)
         return tuning
@@ -206,24 +223,22 @@ class HMC:
         self,
         tuning: Tuning,
         before: Actions,
-        proposed: Actions,
-        ended: Actions,
+        proposed: "_Proposal",
         probability: Energies,
-        leapfrogs: int,
         gain: float,
     ) -> Tuning:
         """One ascent step of log(criterion) − log(gradients) in the log of the length: the criterion is the mean of
         Δ²/4, Δ = ‖y' − m‖² − ‖y − m‖², and its derivative by the log of the time t is that of Δ⟨y' − m, r'⟩ t."""
-        start, end = (before - tuning.mean) / tuning.scale, (proposed - tuning.mean) / tuning.scale
+        start, end = (before - tuning.mean) / tuning.scale, (proposed.actions - tuning.mean) / tuning.scale
         change = end.square().sum(-1) - start.square().sum(-1)
-        time = leapfrogs * tuning.log_step.exp()[..., 0]
+        time = proposed.leapfrogs * tuning.log_step.exp()[..., 0]
         weights = torch.where(probability > 1e-3, probability, 0.0)
         total = weights.sum().clamp_min(1e-12)
 
         def average(values: Tensor) -> Tensor:
             return torch.where(weights > 0, weights * values, 0.0).sum() / total
 
-        slope = average(change * (end * ended).sum(-1) * time)
+        slope = average(change * (end * proposed.momentum).sum(-1) * time)
         value = average(change.square() / 4)
         slope, value = 0.9 * tuning.slope + 0.1 * slope, 0.9 * tuning.value + 0.1 * value
         ratio = (slope / value.clamp_min(1e-12)).clamp(-2, 4)
