@@ -3,7 +3,7 @@
 `python -m benchmarks.nuts --blackjax /path/to/python` takes the interpreter of an environment with blackjax. Both get
 the same starts, the same steps of warm-up and the same number of kept draws; both are measured by `cebm.diagnostics`:
 the smallest bulk effective sample size over the coordinates and their squares, per gradient after the warm-up (and that
-over the coordinates alone). The spread is over `REPEATS` seeds. Writes docs/samplers.jsonl.
+over the coordinates alone). The spread is that of `GROUPS` groups of chains. Writes docs/samplers.jsonl.
 """
 
 import json
@@ -22,8 +22,7 @@ from cebm.certificate import Target, analytic_targets
 from cebm.diagnostics import ess_bulk, rhat
 from cebm.samplers import HMC, MALA, Collect, Sampler, run
 
-CHAINS, WARM, KEPT = 16, 1000, 2000
-REPEATS = 5
+CHAINS, GROUPS, WARM, KEPT = 32, 4, 1000, 1000
 OUT = Path(__file__).parents[1] / "docs" / "samplers.jsonl"
 
 
@@ -33,14 +32,12 @@ class Comparison:
 
     blackjax: str = ""
     """Interpreter of an environment with blackjax. Empty: ours alone, and nothing is written."""
-    repeats: int = REPEATS
-    """Number of seeds."""
+    seed: int = 0
+    """Of the random numbers."""
 
     def __call__(self) -> None:
         torch.set_num_threads(1)
-        rows = []
-        for seed in range(self.repeats):
-            rows += compare(self.blackjax, seed)
+        rows = compare(self.blackjax, self.seed)
         if self.blackjax:
             OUT.write_text("".join(json.dumps(row) + "\n" for row in rows))
         print(summary(rows))
@@ -68,13 +65,13 @@ def compare(blackjax: str, seed: int) -> list[dict[str, object]]:
             energies = target.energies(torch.empty(CHAINS, 0), draws[:, -1:])[:, 0]
             if not np.allclose(energies, theirs[f"{target.name}.energies"], rtol=1e-3, atol=1e-3):
                 raise ValueError(f"{target.name}: the energy in nuts_blackjax is not the target's")
-            rows.append(_row(target, "nuts", seed, draws, float(theirs[f"{target.name}.gradients"].sum())))
+            rows += _rows(target, "nuts", draws, torch.from_numpy(theirs[f"{target.name}.gradients"]).double())
         for name, sampler in ours(target).items():
             # Chains of an observation each: they adapt alone, as NUTS' do.
             start = starts[target.name]
             chain = run(sampler, target, target.encode(start[:, 0]), start, generator, Collect(WARM))
-            gradients = float(chain.info.evaluations[WARM:].sum()) * CHAINS
-            rows.append(_row(target, name, seed, chain.actions, gradients))
+            gradients = chain.info.evaluations[WARM:].sum().double().expand(CHAINS)
+            rows += _rows(target, name, chain.actions, gradients)
     return rows
 
 
@@ -89,7 +86,13 @@ def _nuts(python: str, starts: dict[str, Tensor], seed: int) -> dict[str, np.nda
         return dict(np.load(out))
 
 
-def _row(target: Target, sampler: str, seed: int, draws: Tensor, gradients: float) -> dict[str, object]:
+def _rows(target: Target, sampler: str, draws: Tensor, gradients: Tensor) -> list[dict[str, object]]:
+    """One row per group of chains."""
+    pairs = zip(draws.chunk(GROUPS), gradients.chunk(GROUPS), strict=True)
+    return [_row(target, sampler, group, part, float(cost.sum())) for group, (part, cost) in enumerate(pairs)]
+
+
+def _row(target: Target, sampler: str, group: int, draws: Tensor, gradients: float) -> dict[str, object]:
     away = draws.double() - torch.tensor(target.mean, dtype=torch.float64)
     columns = [*away.unbind(2), *away.square().unbind(2)]
     sizes = [float(ess_bulk(column)) for column in columns]
@@ -97,7 +100,7 @@ def _row(target: Target, sampler: str, seed: int, draws: Tensor, gradients: floa
     return {
         "target": target.name,
         "sampler": sampler,
-        "seed": seed,
+        "group": group,
         "ess": min(sizes),
         "gradients": gradients,
         "ess_per_gradient": min(sizes) / gradients,
@@ -107,7 +110,7 @@ def _row(target: Target, sampler: str, seed: int, draws: Tensor, gradients: floa
 
 
 def summary(rows: list[dict[str, object]]) -> str:
-    """One line per target and sampler: the mean over seeds and its standard error."""
+    """One line per target and sampler: the mean over groups and its standard error."""
     lines = []
     for target in dict.fromkeys(row["target"] for row in rows):
         for sampler in dict.fromkeys(row["sampler"] for row in rows):

@@ -242,12 +242,15 @@ FAULTS = (*LANGEVIN, *METROPOLIS, *HAMILTONIAN, *TEMPERING)
 def planted(fault: str, target: Target, steps: int, mended: bool = False) -> Any:
     """The sampler with this fault, with steps that fit the target; `mended`: the same without it."""
     init, final = target.step_sizes
+    # Where there is an accept step, steps are as long as it allows: with short ones it has nothing to do.
+    long = init if target.correlation else 2 * init
+    longer = long if target.margin is None else 2 * long  # between walls, as long as the box
     if fault in LANGEVIN:
         return PlantedLangevin(steps, (init + final) / 4, target.margin, {} if mended else LANGEVIN[fault])
     if fault in METROPOLIS:
-        return PlantedMetropolis(steps, init, target.margin, {} if mended else METROPOLIS[fault])
+        return PlantedMetropolis(steps, 1.5 * long, target.margin, {} if mended else METROPOLIS[fault])
     if fault in HAMILTONIAN:
-        return PlantedHamiltonian(steps, init, target.margin, {} if mended else HAMILTONIAN[fault])
+        return PlantedHamiltonian(steps, longer, target.margin, {} if mended else HAMILTONIAN[fault])
     inner = Tempering(MALA(steps, init / 2, steps // 2, margin=target.margin), steps, levels=3, hottest=4.0)
     return inner if mended else PlantedTempering(inner, TEMPERING[fault])
 
@@ -277,6 +280,8 @@ class Measurement:
     """Of the random numbers."""
     single: bool = True
     """Run the single chains of right samplers too, which take most of the time."""
+    out: Path = OUT
+    """Where the rows go."""
 
     def __call__(self) -> None:
         torch.set_num_threads(1)
@@ -291,7 +296,7 @@ class Measurement:
         for name in RIGHT:
             rows.append(self.size(name, generator))
             print(json.dumps(rows[-1]), flush=True)
-        OUT.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def size(self, name: str, generator: torch.Generator) -> dict[str, Any]:
         """Verdicts of a right sampler over the repetitions."""

@@ -330,7 +330,8 @@ def _tuning(actions: Actions) -> Tuning:
     rows, zero = actions.new_zeros(actions.shape[0], 1, actions.shape[2]), actions.new_zeros(())
     step = actions.new_full((actions.shape[0], 1, 1), math.log(0.5))
     scale = actions.std(1, keepdim=True).clamp_min(1e-6)
-    return Tuning(step, scale, actions.new_tensor(math.log(1.5)), zero, rows, rows, zero, zero)
+    length, none = torch.full_like(step, math.log(1.5)), rows[:, 0, 0]
+    return Tuning(step, scale, length, zero, rows, rows, none, none)
 
 
 def _raised(betas: Float[Tensor, " batch"], excess: Energies, spread: float) -> Float[Tensor, " batch"]:

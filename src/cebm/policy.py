@@ -257,7 +257,8 @@ class EnergyPolicy:
     ) -> LogProb:
         """log p(action | obs) per row, in the units of the actions, with its standard error and the Pareto k̂ of the
         estimate of log Z (see `cebm.densities`); warns, naming the observation, where it is not to be trusted.
-        Without a proposal, the density is that in the box of the actions with its margin, and −∞ outside."""
+        Without a proposal, the density is that in the box of the actions with its margin, and −∞ outside. A policy that
+        was trained with smoothing (`specification.smoothing`) has the density of the actions with this noise."""
         estimate = Estimator(draws, anneal=anneal, shared=generator is None)
         with torch.no_grad():
             problem, actions = self.problem(obs, generator=generator), self._inputs(action, "action", self.act_box)

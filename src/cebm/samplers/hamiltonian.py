@@ -5,7 +5,7 @@ from math import log
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel
@@ -21,14 +21,13 @@ _WINDOWS = (0.1, 0.25, 0.5)
 
 
 class Tuning(NamedTuple):
-    """What the adaptation has found so far: per observation, but for the length of the trajectories, which is shared
-    so that all chains do the same number of steps."""
+    """What the adaptation has found so far, per observation."""
 
     log_step: Float[Tensor, "batch 1 1"]
     """Log of the leapfrog step ε, in units of `scale`."""
     scale: Float[Tensor, "batch 1 act"]
     """Deviation of each coordinate: one over the root of its mass."""
-    log_leapfrogs: Float[Tensor, ""]
+    log_leapfrogs: Float[Tensor, "batch 1 1"]
     """Log of the mean number of leapfrog steps."""
     seen: Float[Tensor, ""]
     """States seen per observation since the last change of the mass."""
@@ -36,9 +35,9 @@ class Tuning(NamedTuple):
     """Their mean."""
     squares: Float[Tensor, "batch 1 act"]
     """Sum of their squared distances to the mean."""
-    slope: Float[Tensor, ""]
+    slope: Float[Tensor, " batch"]
     """Running mean of the criterion's derivative by the log of the length."""
-    value: Float[Tensor, ""]
+    value: Float[Tensor, " batch"]
     """Running mean of the criterion."""
 
 
@@ -56,7 +55,7 @@ class _Proposal(NamedTuple):
 
     actions: Actions
     momentum: Actions
-    leapfrogs: int
+    leapfrogs: Int[Tensor, "batch 1 1"]
     divergent: Bool[Tensor, "batch samples"]
     taken: Bool[Tensor, "batch samples"]
 
@@ -65,12 +64,12 @@ class _Proposal(NamedTuple):
 class HMC:
     """Hamiltonian Monte Carlo: a momentum r ~ N(0, I) is drawn, H = E(y) + ‖r‖²/2 is followed by L leapfrog steps of
     size ε·s (s: the deviation of each coordinate), and the end is taken with probability min(1, exp(H − H')). L is
-    uniform on 1, …, 2n, the same for all chains, so no period of the target can be in step with it. At the walls of
+    uniform on 1, …, 2n, so no period of the target can be in step with it. At the walls of
     the box a coordinate and its momentum are reflected, which keeps volume and energy: nothing is clipped.
 
-    For the first `adapt` steps, ε follows the acceptance (Robbins–Monro) and s the deviation of the states, both per
-    observation; n maximises the change of the squared distance to the mean, per gradient (ChEES, Hoffman et al. 2021,
-    eq. 5, divided by the cost), over all chains. Then they stay.
+    For the first `adapt` steps, ε follows the acceptance (Robbins–Monro) and s the deviation of the states, n
+    maximises the change of the squared distance to the mean, per gradient (ChEES, Hoffman et al. 2021, eq. 5, divided
+    by the cost); each per observation, over its chains. Then they stay.
     """
 
     steps: int = 200
@@ -108,12 +107,12 @@ class HMC:
         tuning = Tuning(
             start.new_full((start.shape[0], 1, 1), log(self.step_size)),
             torch.ones_like(rows),
-            start.new_tensor(log(self.leapfrogs)),
+            start.new_full((start.shape[0], 1, 1), log(self.leapfrogs)),
             zero,
             rows,
             rows,
-            zero,
-            zero,
+            rows[:, 0, 0],
+            rows[:, 0, 0],
         )
         return HMCState(start, energies, gradients, tuning)
 
@@ -134,7 +133,7 @@ class HMC:
             torch.zeros_like(state.energies.mean()),
             taken.to(probability.dtype).mean(),
             divergent.to(probability.dtype).mean(),
-            probability.new_tensor(float(leapfrogs)),
+            leapfrogs.amax().to(probability.dtype),
         )
         return after, info
 
@@ -146,7 +145,7 @@ class HMC:
         tuning = state.tuning
         momentum = normal_like(state.actions, generator)
         uniform = torch.rand((), generator=generator, device=state.actions.device)
-        leapfrogs = 1 + int(uniform * 2 * tuning.log_leapfrogs.exp())
+        leapfrogs = 1 + (uniform * 2 * tuning.log_leapfrogs.exp()).long()
         actions, energies, gradients, ended = self._trajectory(energy, context, state, momentum, leapfrogs)
         rise = energies - state.energies + 0.5 * (ended.square().sum(-1) - momentum.square().sum(-1))
         divergent = ~(rise < _DIVERGED)
@@ -164,17 +163,22 @@ class HMC:
         return after, _Proposal(actions, ended, leapfrogs, divergent, taken), probability
 
     def _trajectory(
-        self, energy: EnergyModel, context: Context, state: HMCState, momentum: Actions, leapfrogs: int
+        self, energy: EnergyModel, context: Context, state: HMCState, momentum: Actions, leapfrogs: Tensor
     ) -> tuple[Actions, Energies, Actions, Actions]:
-        """Where `leapfrogs` leapfrog steps lead: actions, energies, gradients and momentum."""
+        """Where `leapfrogs` leapfrog steps lead: actions, energies, gradients and momentum. Observations with fewer
+        steps wait for the others."""
         step = state.tuning.log_step.exp() * state.tuning.scale
         actions, energies, gradients = state.actions, state.energies, state.gradients
         momentum = momentum - 0.5 * step * gradients
-        for index in range(leapfrogs):
-            actions, momentum = self._drift(actions, momentum, step)
-            energies, gradients = energy.energies_and_gradients(context, actions)
-            kick = step if index < leapfrogs - 1 else 0.5 * step
-            momentum = momentum - kick * gradients
+        for index in range(int(leapfrogs.amax())):
+            going = index < leapfrogs
+            moved, turned = self._drift(actions, momentum, step)
+            actions, momentum = torch.where(going, moved, actions), torch.where(going, turned, momentum)
+            above, slopes = energy.energies_and_gradients(context, actions)
+            energies = torch.where(going[..., 0], above, energies)
+            gradients = torch.where(going, slopes, gradients)
+            kick = torch.where(index < leapfrogs - 1, step, 0.5 * step)
+            momentum = torch.where(going, momentum - kick * gradients, momentum)
         return actions, energies, gradients, momentum
 
     def _drift(self, actions: Actions, momentum: Actions, step: Tensor) -> tuple[Actions, Actions]:
@@ -231,18 +235,18 @@ class HMC:
         Δ²/4, Δ = ‖y' − m‖² − ‖y − m‖², and its derivative by the log of the time t is that of Δ⟨y' − m, r'⟩ t."""
         start, end = (before - tuning.mean) / tuning.scale, (proposed.actions - tuning.mean) / tuning.scale
         change = end.square().sum(-1) - start.square().sum(-1)
-        time = proposed.leapfrogs * tuning.log_step.exp()[..., 0]
+        time = (proposed.leapfrogs * tuning.log_step.exp())[..., 0]
         weights = torch.where(probability > 1e-3, probability, 0.0)
-        total = weights.sum().clamp_min(1e-12)
+        total = weights.sum(1).clamp_min(1e-12)
 
         def average(values: Tensor) -> Tensor:
-            return torch.where(weights > 0, weights * values, 0.0).sum() / total
+            return torch.where(weights > 0, weights * values, 0.0).sum(1) / total
 
         slope = average(change * (end * proposed.momentum).sum(-1) * time)
         value = average(change.square() / 4)
         slope, value = 0.9 * tuning.slope + 0.1 * slope, 0.9 * tuning.value + 0.1 * value
         ratio = (slope / value.clamp_min(1e-12)).clamp(-2, 4)
-        length = tuning.log_leapfrogs + 0.5 * gain * (ratio - _COST)
+        length = tuning.log_leapfrogs + 0.5 * gain * (ratio - _COST).view(-1, 1, 1)
         return tuning._replace(
             slope=slope, value=value, log_leapfrogs=length.nan_to_num(0.0).clamp(0.0, log(self.longest))
         )

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, mapped
-from cebm.samplers.contract import Sampler, StepInfo, check_steps, with_steps
+from cebm.samplers.contract import Sampler, StepInfo, check_steps, gradient_norm, with_steps
 from cebm.samplers.langevin import MALA
 
 
@@ -100,9 +100,9 @@ class Tempering:
     ) -> tuple[TemperingState, StepInfo]:
         inner, info = self._inner.step(_Heated(energy, state.betas), state.context, state.inner, k, generator)
         inner, swapped = self._swapped(inner, state, k % 2, generator)
+        energies, gradients = state.inner.energies[: state.rows], state.inner.gradients[: state.rows]
         cost = info.evaluations * self.levels
-        cold = inner.energies[: state.rows]
-        info = info._replace(energy=cold.mean(), evaluations=cost)
+        info = info._replace(energy=energies.mean(), gradient_norm=gradient_norm(gradients), evaluations=cost)
         return TemperingState(inner, state.context, state.betas, swapped, state.rows), info
 
     def _swapped(
