@@ -18,7 +18,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from cebm.certificate import Certificate, Target, analytic_targets, certify, named_sampler
+from cebm.certificate import Certificate, RunName, Target, analytic_targets, certify, named_sampler
 from cebm.samplers import MALA, StepInfo, Tempering
 from cebm.spaces import margin_limit
 
@@ -58,8 +58,9 @@ class _Step:
 
     def after(self, state: Any, energy: Any, context: Any, proposal: Tensor, taken: Tensor) -> Any:
         """The state where `taken`, with fresh energies and gradients."""
-        moved = taken if taken.ndim == 3 else taken.unsqueeze(-1)
-        actions = self.hooked("after", torch.where(moved, proposal, state.actions), proposal, taken, state)
+        actions = self.hooked(
+            "after", torch.where(taken.unsqueeze(-1), proposal, state.actions), proposal, taken, state
+        )
         energies, gradients = energy.energies_and_gradients(context, actions)
         new = {"actions": actions, "energies": energies, "gradients": gradients}
         return SimpleNamespace(**{**vars(state), **self.hooked("state", new, state)})
@@ -97,8 +98,7 @@ class PlantedMetropolis(_Step):
         log_ratio = self.hooked("ratio", drop + correction, drop, correction)
         uniform = torch.rand(log_ratio.shape, generator=generator)
         taken = self.hooked("taken", uniform < log_ratio.exp(), log_ratio, generator)
-        refused = self.outside(proposal)
-        taken = taken & ~(refused.unsqueeze(-1) if taken.ndim == 3 else refused)
+        taken = taken & ~self.outside(proposal)
         return self.after(state, energy, context, proposal, taken), _info(state)
 
 
@@ -174,11 +174,6 @@ def _keep(names: list[str]) -> Hook:
     return lambda new, old: {**new, **{name: getattr(old, name) for name in names}}
 
 
-def _per_coordinate(_: Tensor, log_ratio: Tensor, generator: torch.Generator) -> Tensor:
-    uniform = torch.rand((*log_ratio.shape, 2), generator=generator)
-    return uniform < log_ratio.exp().unsqueeze(-1)
-
-
 def _one_for_all(_: Tensor, log_ratio: Tensor, generator: torch.Generator) -> Tensor:
     shared = torch.rand((1, 1), generator=generator) < log_ratio.mean().exp()
     return shared.expand(log_ratio.shape)
@@ -219,7 +214,7 @@ METROPOLIS: dict[str, dict[str, Hook]] = {
     "ratio without the energy": {"ratio": lambda r, drop, q: q},
     "accepted where it should be refused": {"taken": lambda t, r, g: ~t},
     "one decision for all chains": {"taken": _one_for_all},
-    "each coordinate accepted for itself": {"taken": _per_coordinate},
+    "refused chains go back to their start": {"after": lambda y, _, t, s: torch.where(t.unsqueeze(-1), y, s.start)},
     "energies of the start": {"state": _keep(["energies"])},
     "refused chains go half of the way": {"after": lambda y, new, t, s: torch.where(t.unsqueeze(-1), y, (y + new) / 2)},
     "proposals half as wide as the ratio says": {"width": lambda w: 0.5},
@@ -258,7 +253,8 @@ def planted(fault: str, target: Target, steps: int, mended: bool = False) -> Any
 def judged(make: Any, generator: torch.Generator, name: str, stop: bool) -> list[Certificate]:
     """Certificates on all targets, many chains first; `stop` at the first that fails."""
     rows: list[Certificate] = []
-    for kind in ("chains", "single"):
+    order: tuple[RunName, ...] = ("chains", "single")
+    for kind in order:
         for target in analytic_targets():
             if name == "langevin-correct" and target.margin is not None:
                 continue
@@ -301,7 +297,7 @@ class Measurement:
     def size(self, name: str, generator: torch.Generator) -> dict[str, Any]:
         """Verdicts of a right sampler over the repetitions."""
         began, verdicts = time.process_time(), []
-        kinds = ("chains", "single") if self.single else ("chains",)
+        kinds: list[RunName] = ["chains", "single"] if self.single else ["chains"]
         targets = [t for t in analytic_targets() if not (name == "langevin-correct" and t.margin is not None)]
         for _ in range(self.repetitions):
             verdicts += certify(partial(named_sampler, name), targets, kinds, generator, name)

@@ -290,7 +290,7 @@ def knowing(energy: Known) -> ConditionalEBMRegressor:
     """A fitted regressor whose energy is replaced, with targets in [-1, 1]: data units are normalised ones."""
     y = np.tile([[-1.0], [1.0]], (10, energy.act_dim))
     x = np.linspace(-1, 1, 20)[:, None]
-    model = ConditionalEBMRegressor(width=4, steps=1, validation_fraction=0, random_state=0).fit(x, y)
+    model = ConditionalEBMRegressor(width=4, steps=1, validation_fraction=0.0, random_state=0).fit(x, y)
     model.policy_ = replace(model.policy_, energy=energy)
     return model
 
@@ -379,7 +379,7 @@ def test_training_stops_when_held_out_rows_get_worse(rng: np.random.Generator) -
     x, y = rng.standard_normal((60, 5)), rng.standard_normal(60)
     model = ConditionalEBMRegressor(width=64, steps=600, batch_size=32, random_state=0).fit(x, y)
     assert model.best_step_ < 600
-    whole = ConditionalEBMRegressor(width=8, steps=5, batch_size=32, validation_fraction=0, random_state=0).fit(x, y)
+    whole = ConditionalEBMRegressor(width=8, steps=5, batch_size=32, validation_fraction=0.0, random_state=0).fit(x, y)
     assert whole.best_step_ == 5 and whole.held_out_score_ == np.inf
 
 
@@ -394,7 +394,7 @@ def test_smoothing_is_set_or_chosen(rng: np.random.Generator) -> None:
     assert smooth.policy_.specification.smoothing == 0.05
     assert log_likelihood(model, x, y) > log_likelihood(smooth, x, y)
     with pytest.raises(ValueError, match="smoothing='auto' needs held-out rows"):
-        ConditionalEBMRegressor(smoothing="auto", validation_fraction=0).fit(x, y)
+        ConditionalEBMRegressor(smoothing="auto", validation_fraction=0.0).fit(x, y)
 
 
 def test_the_plot_shows_bands_mode_and_rows(bimodal: tuple[ConditionalEBMRegressor, float]) -> None:

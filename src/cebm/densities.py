@@ -94,10 +94,8 @@ class Estimator:
         with torch.no_grad():
             rows = len(next(leaves(context)))
             size = max(1, _AT_ONCE // self.draws)
-            parts = [
-                self._block(energy, mapped(lambda part, a=a: part[a : a + size], context), limit, generator)
-                for a in range(0, rows, size)
-            ]
+            blocks = [_rows(context, slice(a, a + size)) for a in range(0, rows, size)]
+            parts = [self._block(energy, block, limit, generator) for block in blocks]
             return Weighted(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _block(self, energy: EnergyModel, context: Context, limit: float, generator: torch.Generator) -> Weighted:
@@ -107,8 +105,7 @@ class Estimator:
         found = weighted(actions, -energy.excess(context, actions))
         poor = ~found.trusted | ~(found.standard_error < GOOD_ERROR)
         if self.anneal and bool(poor.any()):
-            chosen = mapped(lambda part: part[poor], context)
-            better = self._annealed(energy, chosen, limit, generator)
+            better = self._annealed(energy, _rows(context, poor), limit, generator)
             for old, new in zip(found, better, strict=True):
                 old[poor] = new
         return found
@@ -117,7 +114,10 @@ class Estimator:
         path = _Path(energy, limit)
         levels = self._levels(path, context, generator)
         actions = path.start(context, self.draws, generator)
-        state, log_weights = path.state(context, actions, levels[0].betas, levels[0].tuning), 0.0
+        state, log_weights = (
+            path.state(context, actions, levels[0].betas, levels[0].tuning),
+            torch.zeros_like(actions[..., 0]),
+        )
         for before, level in pairwise(levels):
             rise = (level.betas - before.betas).unsqueeze(1)
             log_weights = log_weights - rise * path.excess(context, state.actions)
@@ -414,6 +414,11 @@ def resampled(found: Weighted, n: int, generator: torch.Generator) -> Actions:
     return found.actions.gather(1, index.unsqueeze(-1).expand(-1, -1, found.actions.shape[2]))
 
 
+def _rows(context: Context, rows: slice | Tensor) -> Context:
+    """The context of some of the observations."""
+    return mapped(lambda part: part[rows], context)
+
+
 def _dtype(energy: EnergyModel, like: Tensor) -> torch.dtype:
     return next((p.dtype for p in energy.parameters() if p.is_floating_point()), like.dtype)
 
@@ -471,7 +476,7 @@ def modes_of(
         ends, energies = descended(energy, context, found.actions, low, high)
         result = []
         for row in range(len(ends)):
-            alone = mapped(lambda part, row=row: part[row : row + 1], context)
+            alone = _rows(context, slice(row, row + 1))
             result.append(
                 _row_modes(energy, alone, ends[row], energies[row], found.log_weights[row].softmax(0), barrier)
             )
@@ -482,7 +487,8 @@ def _row_modes(
     energy: EnergyModel, context: Context, ends: Tensor, energies: Tensor, shares: Tensor, barrier: float
 ) -> list[Mode]:
     """Takes the lowest end that is left, and with it all ends that can be reached without a rise."""
-    left, modes = energies.isfinite(), []
+    left = energies.isfinite()
+    modes: list[Mode] = []
     fractions = torch.linspace(0, 1, 12, dtype=ends.dtype, device=ends.device)[1:-1].view(-1, 1, 1)
     while bool(left.any()) and len(modes) < 100:
         lowest = int(energies.masked_fill(~left, torch.inf).argmin())

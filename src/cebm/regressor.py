@@ -122,7 +122,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
             optimiser=Adam(self.learning_rate, Cosine(), batch_size=self.batch_size, average=0.99),
             inputs=Inputs("standardise", smoothing=smoothing),
         )
-        pairs = Demonstrations.from_arrays(*training, np.arange(1, len(training[0]) + 1))
+        pairs = Demonstrations.from_arrays(training[0], training[1], np.arange(1, len(training[0]) + 1))
         trainer = Trainer(trial, pairs, pairs, seed, "cpu", None, self.steps)
         if not len(held_out[0]):
             for _ in range(self.steps):
@@ -135,7 +135,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
             if step % every and step != self.steps:
                 continue
             policy = trainer.policy()
-            likelihood = float(_log_density(policy, *(part[:512] for part in held_out), 128).mean())
+            likelihood = float(_log_density(policy, held_out[0][:512], held_out[1][:512], 128).mean())
             worse = 0 if best is None or likelihood > best[2] else worse + 1
             if best is None or not worse:
                 best = policy, step, likelihood
