@@ -231,7 +231,7 @@ class _Path:
         between = _Between(self.energy, level.betas)
         state = self.state(context, state.actions, level.betas, level.tuning)
         for _ in range(self.sampler.steps):
-            state, _, probability = self.sampler.move(between, context, state, generator)
+            state, _, probability = self.sampler.trajectory(between, context, state, generator)
             if adapt:
                 gain = 0.5 * (probability.mean(1).view(-1, 1, 1) - self.sampler.target)
                 log_step = (state.tuning.log_step + gain).clamp(-7, 1)

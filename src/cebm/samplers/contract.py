@@ -114,7 +114,7 @@ class StepInfo(NamedTuple):
     divergent: Float[Tensor, "*steps"] = torch.zeros(())
     """Fraction of chains whose trajectory left the energy's level by more than 1000, or met NaN (HMC)."""
     evaluations: Float[Tensor, "*steps"] = torch.ones(())
-    """Gradients (or energies, where it takes none) that the step computed for each chain."""
+    """Gradients (or energies, where it takes none) that the step used for each chain, on average."""
 
     @classmethod
     def of(cls, energies: Energies, gradients: Actions | None = None, clipped: Tensor | None = None) -> "StepInfo":

@@ -123,7 +123,7 @@ class HMC:
     def step(
         self, energy: EnergyModel, context: Context, state: HMCState, k: int, generator: torch.Generator
     ) -> tuple[HMCState, StepInfo]:
-        after, proposed, probability = self.move(energy, context, state, generator)
+        after, proposed, probability = self.trajectory(energy, context, state, generator)
         leapfrogs, divergent, taken = proposed.leapfrogs, proposed.divergent, proposed.taken
         if k < self.adapt:
             after = after._replace(tuning=self._adapted(state, after, proposed, probability, k))
@@ -133,11 +133,11 @@ class HMC:
             torch.zeros_like(state.energies.mean()),
             taken.to(probability.dtype).mean(),
             divergent.to(probability.dtype).mean(),
-            leapfrogs.amax().to(probability.dtype),
+            leapfrogs.to(probability.dtype).mean(),
         )
         return after, info
 
-    def move(
+    def trajectory(
         self, energy: EnergyModel, context: Context, state: HMCState, generator: torch.Generator
     ) -> "tuple[HMCState, _Proposal, Energies]":
         """One trajectory with the state's tuning: the state after it, what was proposed, and with which probability it
