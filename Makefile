@@ -1,8 +1,8 @@
-# make demo | make test | make bench | make reproduce | make install: each does its own set-up.
+# make demo | make test | make bench | make soak | make reproduce | make install: each does its own set-up.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: install test test-all demo bench reproduce clean
+.PHONY: install test test-all demo bench soak reproduce clean
 
 install: .venv/installed
 
@@ -36,6 +36,10 @@ bench: install
 	$(BIN)/python -m benchmarks.measure
 	$(BIN)/python -m benchmarks.from_nothing
 	$(BIN)/python -m benchmarks.document
+
+# Hostile traffic against a server of our own, on loopback: ten minutes. make soak ARGS="--frames 3000" tries it.
+soak: install
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # make reproduce ARGS="--scale smoke" tries the code; without ARGS it is the paper's scale, which takes hours.
 reproduce: install

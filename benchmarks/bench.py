@@ -230,8 +230,15 @@ def bench(what: str, threads: Sequence[int] = (1, 2), repeats: int = 25) -> Iter
 
     Torch's thread count is restored after the last row.
     """
+    if what == "deploy":
+        from benchmarks.deploy import bench_deploy
+
+        for count in threads:
+            with torch_threads(count):
+                yield from bench_deploy(count, repeats)
+        return
     if what not in (*_BENCHES, "all"):
-        raise ValueError(f"there is no benchmark {what!r}; there are {', '.join(_BENCHES)} and all")
+        raise ValueError(f"there is no benchmark {what!r}; there are {', '.join(_BENCHES)}, deploy and all")
     for count in threads:
         if count < 1:
             raise ValueError(f"threads must be at least 1, got {count}")

@@ -1,13 +1,13 @@
 """The command `cebm reproduce`: its arguments are those of `cebm.cli.Reproduce`."""
 
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cebm.commands import engine_of
 from reproduction.claims import CLAIMS, find_claim
 from reproduction.claims.validation import Validation
 from reproduction.ledger import Claim
@@ -36,10 +36,9 @@ def reproduce_claims(arguments: "Reproduce") -> None:
         raise ImportError("figures need matplotlib: pip install 'cebm[plot]'")
     if not arguments.out.name:
         raise ValueError(f"out must be a folder with a name, which the ledger beside it takes, got {arguments.out}")
-    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
-    scale = SCALES[arguments.scale]
+    scale, engine = SCALES[arguments.scale], engine_of(arguments, arguments.runs / "logs")
     try:
-        findings = reproduce(claims, scale, arguments.seeds, workers, arguments.out, arguments.runs)
+        findings = reproduce(claims, scale, arguments.seeds, engine, arguments.out, arguments.runs, arguments.retries)
     except ReproductionError as error:
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(1)
@@ -57,4 +56,5 @@ def with_reference(claims: Sequence[Claim], folder: Path | None) -> list[Claim]:
         raise ValueError(f"reference must be a folder of reference curves, got {folder}")
     if folder is None and REFERENCE.is_dir():
         folder = REFERENCE
-    return [replace(claim, reference=folder) if isinstance(claim, Validation) else claim for claim in claims]
+    place = None if folder is None else str(folder.absolute())  # workers may run in another directory
+    return [replace(claim, reference=place) if isinstance(claim, Validation) else claim for claim in claims]

@@ -59,9 +59,10 @@ class Finding:
     """Our explanation, in one paragraph."""
 
 
+@dataclass(frozen=True)
 class Claim(ABC):
     """One statement of the paper, and the experiment that tests it. Subclasses are final; their texts are in
-    `reproduction.prose`."""
+    `reproduction.prose`. A frozen dataclass, so that a worker can be told of it in JSON."""
 
     number: ClassVar[int]
     slug: ClassVar[str]

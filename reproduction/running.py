@@ -1,31 +1,28 @@
-"""Run the tasks of claims in parallel, each task once; a second call continues where the first was stopped.
+"""Run the tasks of claims on an engine, each task once; a second call continues where the first was stopped.
 
 Files in the folder `out`: runs/KEY.json, one record per finished task; NN-SLUG.json and NN-SLUG.png, one per claim.
-The ledger is written beside the folder, as `out`.md. The records are enough to continue in another checkout: a run
-directory is no longer needed once its record is written.
+The ledger is written beside the folder, as `out`.md. The records are enough to continue in another checkout: the folder
+`runs`, with the run directories, plans and logs, is no longer needed once the records are written.
 """
 
+import importlib
 import json
-import multiprocessing
-import os
-import signal
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from threading import Thread
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 from cebm import __version__, legacy
+from cebm.engines import Engine, closing, drive
 from cebm.runs import Job, load_metrics, source_commit
 from cebm.settings import from_json, to_json
-from cebm.storage import write_atomically
-from reproduction.ledger import Claim, Finding, Results, Task
+from cebm.storage import read_document, write_atomically, write_document
+from cebm.sweep.display import Display, share_of_steps
+from reproduction.ledger import Claim, Computation, Finding, Results, Task
 from reproduction.page import write_ledger
 from reproduction.trainings import Scale, Training
 
@@ -35,12 +32,16 @@ class ReproductionError(RuntimeError):
 
 
 def reproduce(
-    claims: Sequence[Claim], scale: Scale, seeds: int | None, workers: int, out: Path, runs: Path
+    claims: Sequence[Claim],
+    scale: Scale,
+    seeds: int | None,
+    engine: Engine,
+    out: Path,
+    runs: Path,
+    retries: int = 2,
 ) -> dict[str, Finding]:
     """Run the tasks that have no record yet, judge and draw every claim, and write the ledger. Returns the findings by
-    slug."""
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+    slug. A task that fails or is lost is tried again `retries` times."""
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     asked = {claim.slug: claim.tasks(scale, range(_seeds(claim, scale, seeds))) for claim in claims}
@@ -78,7 +79,7 @@ def reproduce(
                 f"{runs / key}"
             )
     missing = [task for key, task in unique.items() if not _finished(out, key)]
-    _run_all(missing, len(unique), workers, out, runs, commit, failures, judge)
+    failures |= _run_all(missing, len(unique), engine, out, runs, commit, judge, retries)
     judge()
     if failures:
         # The terminal shows one line; the file has the tracebacks.
@@ -184,87 +185,76 @@ def _finished(out: Path, key: str) -> bool:
 
 
 def _run_all(
-    tasks: list[Task],
+    tasks: Sequence[Task],
     of: int,
-    workers: int,
+    engine: Engine,
     out: Path,
     runs: Path,
     commit: str | None,
-    failures: dict[str, str],
     finished: Callable[[], None],
-) -> None:
-    """Run each task in a worker process with one thread, the longest task first. A task that fails is noted in
-    `failures` and the others continue; `finished` is called after each task."""
+    retries: int,
+) -> dict[str, str]:
+    """Run the tasks on the engine, the longest first. Returns why some of them failed, by key; the others are finished.
+    `finished` is called after each task."""
+    failures: dict[str, str] = {}
     if not tasks:
-        return
-    ahead = deque(sorted(tasks, key=lambda task: -task.cost))
-    context = multiprocessing.get_context("spawn")
-    with _Display(tasks, of, runs) as display:
-        while ahead:  # a worker that is killed breaks its pool: continue with a new one
-            with ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(os.getpid(),)) as pool:
-                for ended in _outcomes(ahead, workers, lambda task: _submit(pool, task, out, runs, commit)):
-                    failures.update({task.key: str(error) or type(error).__name__ for task, error in ended if error})
-                    for task, _ in ended:
-                        display.finished(task)
-                    if ended:
-                        finished()
-                    display.update()
+        return failures
+    ordered = {task.key: task for task in sorted(tasks, key=lambda task: -task.cost)}
+    for task in ordered.values():
+        write_plan(task, runs)
+    words = (str(out.absolute()), str(runs.absolute()))
+    calls = {key: ("reproduction.running:work", *words, commit or "", key) for key in ordered}
+    costs = {key: task.cost for key, task in ordered.items()}
+    with closing(engine), Display("reproduce", costs, of, partial(_share, ordered, runs)) as display:
+        for ended in drive(calls, engine, retries=retries, tick=display.update):
+            if ended.error:
+                failures[ended.name] = f"{ended.error} (see {runs / 'logs'})"
+            display.finished(ended.name, ended.error)
+            finished()
+    return failures
 
 
-def _outcomes(
-    ahead: deque[Task], workers: int, submit: Callable[[Task], Future[None]]
-) -> Iterator[list[tuple[Task, BaseException | None]]]:
-    """Submit tasks from `ahead` until none is left or the pool is broken. Yields the tasks that have ended, with their
-    errors, at least every two seconds."""
-    waiting: dict[Future[None], Task] = {}
-    broken = False
-    while waiting or (ahead and not broken):
-        # Submit only as many tasks as there are workers: a task in the queue of a broken pool would be lost.
-        while ahead and not broken and len(waiting) < workers:
-            task = ahead.popleft()
-            waiting[submit(task)] = task
-        done, _ = wait(waiting, timeout=2.0, return_when=FIRST_COMPLETED)
-        ended = [(waiting.pop(future), future.exception()) for future in done]
-        broken = broken or any(isinstance(error, BrokenProcessPool) for _, error in ended)
-        yield ended
+def _share(tasks: Mapping[str, Task], runs: Path, key: str) -> float:
+    """How much of a task is done: a training counts by the steps in its metrics."""
+    task = tasks[key]
+    if not isinstance(task, Training) or not (runs / key / "metrics.jsonl").exists():
+        return 0.0
+    return share_of_steps(load_metrics(runs / key), task.job.steps)
 
 
-def _submit(pool: Executor, task: Task, out: Path, runs: Path, commit: str | None) -> Future[None]:
-    """A task submitted to a broken pool fails with the same error as the tasks that were running in it."""
-    try:
-        return pool.submit(run_task, task, out, runs, commit)
-    except BrokenProcessPool as error:
-        failed: Future[None] = Future()
-        failed.set_exception(error)
-        return failed
+# ---------------------------------------------------------------------------------------------- workers
 
 
-def _prepare_worker(parent: int) -> None:
-    """Limit the worker to one thread, and make it stop when its parent has died: it must not write into the directories
-    of the next reproduction."""
-    import torch
+def write_plan(task: Task, runs: Path) -> None:
+    """All that a worker needs to know of a task, as JSON."""
+    if isinstance(task, Training):
+        plan: dict[str, Any] = {"job": to_json(task.job)}
+    else:
+        plan = {"claim": to_json(task.claim), "seed": task.seed, "scale": to_json(task.scale), "cost": task.cost}
+    (runs / "plans").mkdir(parents=True, exist_ok=True)
+    write_document(runs / "plans" / f"{task.key}.json", plan | {"label": task.label})
 
-    torch.set_num_threads(1)
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            sleep(1.0)
-        os.kill(os.getpid(), signal.SIGTERM)  # a training saves a checkpoint and ends
-        sleep(60.0)
-        os._exit(1)
+def read_plan(path: Path) -> Task:
+    """The inverse of `write_plan`."""
+    plan = read_document(path, "plan")
+    if "job" in plan:
+        return Training(plan["label"], from_json(plan["job"], Job, str(path)))
+    importlib.import_module(plan["claim"]["type"].partition(":")[0])
+    claim, scale = from_json(plan["claim"], Claim, str(path)), from_json(plan["scale"], Scale, str(path))
+    return Computation(claim, plan["seed"], scale, plan["label"], plan["cost"])
 
-    Thread(target=watch, daemon=True).start()
+
+def work(out: str, runs: str, commit: str, key: str) -> None:
+    """What a worker does: one task, from its plan to its record."""
+    run_task(read_plan(Path(runs) / "plans" / f"{key}.json"), Path(out), Path(runs), commit or None)
 
 
 def run_task(task: Task, out: Path, runs: Path, commit: str | None = None) -> None:
     """Run a task and write its record."""
     began = perf_counter() - _seconds_before(runs / task.key)
-    try:
-        with _alone(runs / f"{task.key}.lock"):
-            result = task.run(runs / task.key)
-    except Exception as error:
-        # Some exceptions cannot be pickled; their text always can.
-        raise ReproductionError(f"{error}\n{traceback.format_exc()}") from None
+    with _alone(runs / f"{task.key}.lock"):
+        result = task.run(runs / task.key)
     record: dict[str, Any] = {
         "key": task.key,
         "label": task.label,
@@ -299,66 +289,3 @@ def _alone(path: Path) -> Iterator[None]:
         except OSError as error:
             raise ReproductionError(f"another process is at it, {path} is locked") from error
         yield
-
-
-class _Display:
-    """A progress bar over all tasks. A running training counts by the steps in its metrics."""
-
-    def __init__(self, tasks: list[Task], of: int, runs: Path) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("[bold]reproduce"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=self._console,
-        )
-        self._tasks, self._of, self._runs = tasks, of, runs
-        self._done: set[str] = set()
-        self._total = sum(task.cost for task in tasks)
-        self._earlier, self._began = self._completed(), perf_counter()
-        self._id = self._bar.add_task("", total=self._total, text="", left="")
-
-    def finished(self, task: Task) -> None:
-        self._done.add(task.key)
-        if not self._console.is_terminal:
-            text = f"{len(self._done)} of {len(self._tasks)}: {task.key}; {self._left(self._completed())}"
-            self._console.print(text, highlight=False, markup=False)
-
-    def _left(self, completed: float) -> str:
-        """Remaining time, by the mean speed since the start; the current speed jumps, as evaluations log nothing."""
-        if completed <= self._earlier:
-            return ""
-        pace = (perf_counter() - self._began) / (completed - self._earlier)
-        minutes = round(pace * (self._total - completed) / 60)
-        return f"about {minutes // 60} h {minutes % 60:02d} min left"
-
-    def _completed(self) -> float:
-        completed = 0.0
-        for task in self._tasks:
-            if task.key in self._done:
-                completed += task.cost
-            elif isinstance(task, Training) and (self._runs / task.key / "metrics.jsonl").exists():
-                rows = load_metrics(self._runs / task.key)
-                completed += task.cost * rows[-1]["step"] / task.job.steps if rows else 0
-        return completed
-
-    def update(self) -> None:
-        if not self._console.is_terminal:
-            return
-        completed = self._completed()
-        text = f"{self._of - len(self._tasks) + len(self._done)} of {self._of} runs"
-        self._bar.update(self._id, completed=completed, text=text, left=self._left(completed))
-
-    def __enter__(self) -> "_Display":
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()

@@ -18,7 +18,8 @@ from cebm.evaluation import TEST_SEED, evaluate
 from cebm.information import Quadrature, model_information
 from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial, find_trial
-from cebm.runs import DivergedError, Job, evaluation_row, load_metrics, material_of, restored, resume, train
+from cebm.runs import DivergedError, Job, load_metrics, material_of, restored, resume, train
+from cebm.selection import evaluation_row
 from cebm.settings import to_json
 from cebm.sweep.studies import digest
 from cebm.tasks import ParticleTask
@@ -193,7 +194,7 @@ def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
     policy.save(directory / "policy")
     result = measure(job, directory)
     curve = [row for row in result["curve"] if row["step"] <= trainer.step_count]
-    standing = _short(evaluation_row(trainer, policy, job, job.task))
+    standing = _short(evaluation_row(trainer, policy, job.task, job.evaluation_episodes, job.evaluation_candidates))
     later = [step for step in range(job.evaluate_every, job.steps, job.evaluate_every) if step > trainer.step_count]
     return result | {
         "curve": curve + [{"step": step, **standing} for step in (*later, job.steps)],

@@ -29,7 +29,7 @@ class Node {
 }
 const byId = {};
 for (const [, id] of html.matchAll(/ id="([^"]*)"/g)) byId[id] = new Node("#" + id);
-for (const id of ["chain-player", "episode-player"]) {
+for (const id of ["chain-player", "episode-player", "film-player"]) {
   byId[id].parts = { button: new Node("button"), input: new Node("input"), output: new Node("output") };
 }
 const unescaped = text => text.replace(/&#34;|&quot;/g, '"').replace(/&#39;/g, "'").replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
@@ -63,7 +63,7 @@ console.log(JSON.stringify({
   dots: byId.panels.children.map(panel => inside(panel).filter(node => node.name === "circle").map(({ attributes: { cx, cy } }) => [Number(cx), Number(cy)])),
   notes: byId.panels.children.map(panel => panel.children[2].textContent),
   keys: byId["landscape-keys"].textContent,
-  small: byId.smalls.children.length, stage: byId.stage.children.length,
+  small: byId.smalls.children.length, stage: byId.stage.children.length, strip: byId["film-strip"].children.length,
   captions: [byId["landscape-caption"].textContent, byId["rollouts-caption"].textContent],
-  chain: player("chain-player"), episode: player("episode-player"),
+  chain: player("chain-player"), episode: player("episode-player"), film: player("film-player"),
 }));

@@ -355,7 +355,7 @@ def test_float64_is_kept_where_float32_is_too_coarse(
     column: np.ndarray, kept: bool, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decided for each array from all of its columns, in blocks of any size."""
-    monkeypatch.setattr("cebm.demonstrations.checks.CHUNK", chunk)
+    monkeypatch.setattr("cebm.demonstrations.large.CHUNK", chunk)
     actions = np.stack([np.linspace(0, 1, 4), column], axis=1)
     data = Demonstrations.from_arrays(np.linspace(0, 1, 8).reshape(4, 2), actions.copy(), [1, 4])
     assert data.obs.dtype == np.float32 and data.actions.dtype == (np.float64 if kept else np.float32)
@@ -420,7 +420,7 @@ def test_fingerprint_is_of_the_contents_alone(tmp_path: Path, monkeypatch: pytes
         data.select([1, 0, 2]),
     ]
     for chunk in (3, 1 << 20):
-        monkeypatch.setattr("cebm.demonstrations.checks.CHUNK", chunk)
+        monkeypatch.setattr("cebm.demonstrations.large.CHUNK", chunk)
         assert {one.fingerprint() for one in same} == {print_of}
         assert len({print_of, *(one.fingerprint() for one in others)}) == 1 + len(others)
 
@@ -533,7 +533,7 @@ def test_arrays_of_other_classes_become_plain_arrays() -> None:
 
 def test_nan_is_found_in_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are looked at in pieces; here the pieces are of 3 rows."""
-    monkeypatch.setattr("cebm.demonstrations.checks.CHUNK", 7)
+    monkeypatch.setattr("cebm.demonstrations.large.CHUNK", 7)
     for row in range(8):
         arrays = broken(put("obs", (row, 0), np.nan))
         with pytest.raises(DemonstrationError, match=f"obs column 0 is nan at step {row}$"):

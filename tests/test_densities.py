@@ -7,11 +7,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from cebm.energies import EnergyModel, MixtureDensityEnergy, MLPEnergy, RegressionEnergy, TiltedEnergy
+from cebm.energies import (
+    EnergyModel,
+    MixtureDensityEnergy,
+    MLPEnergy,
+    NearestEnergy,
+    RegressionEnergy,
+    TiltedEnergy,
+    TwoStepEnergy,
+)
 from cebm.information import Quadrature
 from cebm.losses import info_nce
 
 OBS, ACT = 3, 2
+
+
+def stored(generator: torch.Generator, pairs: int = 40) -> NearestEnergy:
+    """Random pairs, remembered."""
+    energy = NearestEnergy(OBS, ACT, pairs)
+    energy.remember(torch.randn(pairs, OBS, generator=generator), torch.randn(pairs, ACT, generator=generator))
+    return energy
+
+
 CASES: dict[str, Callable[[torch.Generator], EnergyModel]] = {
     "regression": lambda g: RegressionEnergy(OBS, ACT, 16, generator=g),
     "regression, linear": lambda g: RegressionEnergy(OBS, ACT, 16, 0, generator=g),
@@ -20,6 +37,8 @@ CASES: dict[str, Callable[[torch.Generator], EnergyModel]] = {
     "mixture, one component": lambda g: MixtureDensityEnergy(OBS, ACT, 64, components=1, generator=g),
     "mixture, deep": lambda g: MixtureDensityEnergy(OBS, ACT, 64, 4, 3, generator=g),
     "mixture, floored": lambda g: MixtureDensityEnergy(OBS, ACT, 64, floor=0.1, generator=g),
+    "nearest": lambda g: stored(g),
+    "two steps": lambda g: TwoStepEnergy(OBS, ACT, 16, generator=g),
 }
 every_energy = pytest.mark.parametrize("name", CASES)
 

@@ -158,7 +158,7 @@ def test_a_policys_log_density_is_in_the_units_of_its_actions(generator: torch.G
     assert (abs(found.value.numpy() - exact) < 4.5 * found.standard_error.numpy() + 1e-3).all()
     assert (found.standard_error < 0.05).all() and (found.shape < 0.7).all()
     assert policy.log_prob(obs[:1], action[:1] - 50, draws=32, generator=generator).value.isneginf().all()
-    with pytest.raises(ValueError, match="action has 1 rows, obs has 2"):
+    with pytest.raises(ValueError, match="1 rows, obs has 2"):
         policy.log_prob(obs, action[:1])
 
 

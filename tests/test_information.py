@@ -16,6 +16,7 @@ from cebm.information import (
     Quadrature,
     SaturatedBoundWarning,
     conditional_entropy,
+    energy_score,
     entropy_importance,
     info_nce_bound,
     marginal_entropy,
@@ -454,6 +455,38 @@ def test_bad_samples_are_named():
         info_nce_bound(zeros[:, 0], zeros[:, :0])
     with pytest.raises(ValueError, match=r"^positive, negative: "):
         info_nce_bound(zeros[:, 0] + math.inf, zeros + math.inf)
+
+
+# ---------------------------------------------------------------------------------------------- the energy score
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_the_energy_score_is_proper_and_unbiased(count: int, generator: torch.Generator) -> None:
+    """Of N(0, 1) against itself E|Y - y| = 2/sqrt(pi), so the score is 1/sqrt(pi) for any number of draws; and the
+    score of a policy with another mean or deviation is larger, that of the point at the mean too."""
+    n = 40_000
+    y = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    draws = torch.randn(n, count, 1, generator=generator, dtype=torch.float64)
+
+    def z(scores: Tensor, expected: float) -> float:
+        return float((scores.mean() - expected) / scores.std() * math.sqrt(n))
+
+    honest = energy_score(draws, y)
+    assert abs(z(honest, 1 / math.sqrt(math.pi))) < 4.5
+    for other in (draws + 0.5, 2 * draws, 0.5 * draws, 0 * draws):
+        assert z(energy_score(other, y) - honest, 0.0) > 4.5
+    # The planted fault: pairs of a draw with itself count, as they do in the score's plain double sum.
+    apart = (draws.unsqueeze(1) - draws.unsqueeze(2)).norm(dim=-1).mean((1, 2))
+    biased = (draws - y.unsqueeze(1)).norm(dim=-1).mean(1) - apart / 2
+    assert abs(z(biased, 1 / math.sqrt(math.pi))) > 4.5
+
+
+def test_the_energy_score_by_hand() -> None:
+    draws = torch.tensor([[[0.0, 0.0], [3.0, 4.0]]])
+    assert energy_score(draws, torch.tensor([[0.0, 0.0]])).tolist() == [2.5 - 2.5]
+    assert energy_score(draws, torch.tensor([[6.0, 8.0]])).tolist() == [7.5 - 2.5]
+    with pytest.raises(ValueError, match="draws must be two or more"):
+        energy_score(draws[:, :1], torch.zeros(1, 2))
 
 
 def test_the_models_information_is_no_bound_of_the_datas() -> None:

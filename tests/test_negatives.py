@@ -74,6 +74,7 @@ SOURCES: dict[str, Factory] = {
     "replay-pairs": lambda generator: ReplayBuffer(OBS + ACT, capacity=40, joint=True),
     "mas-mcmc": lambda generator: MarginalActionSampler(ACT, generator=generator),
     "mas-ibc": lambda generator: MarginalActionSampler(ACT, SAMPLERS["ibc"], start=InBatch(), generator=generator),
+    "mas-shared": lambda generator: MarginalActionSampler(ACT, shared=True, generator=generator),
     "mas-maxent": lambda generator: MarginalActionSampler(
         ACT, objective="maxent", positive_l2=1.0, generator=generator
     ),
@@ -768,6 +769,33 @@ def test_marginal_negatives_ignore_obs_and_conditional_energy(generator: torch.G
     first = mas.sample(_energy("", twin), obs, actions, N, generator=_clone(generator))
     second = mas.sample(_energy("", twin), -obs, actions, N, generator=_clone(generator))
     assert torch.equal(first.actions, second.actions)
+
+
+def test_shared_chains_serve_the_whole_batch(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    obs, actions = _batch(generator)
+    mas = MarginalActionSampler(ACT, positive_l2=0.5, generator=generator, shared=True)
+    rows: list[int] = []
+    gradients = mas.marginal.energies_and_gradients
+
+    def counted(context: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        rows.append(moved.shape[0] * moved.shape[1])
+        return gradients(context, moved)
+
+    monkeypatch.setattr(mas.marginal, "energies_and_gradients", counted)
+    negatives = mas.sample(mas.marginal, obs, actions, N, generator).actions
+    assert set(rows) == {N}, "the chains are those of one example"
+    assert bool((negatives == negatives[0]).all()) and len(negatives[0].unique(dim=0)) == N
+    # The marginal's own loss looks at each sample once. Its mean over the copies would be the same.
+    alone = MarginalActionSampler(ACT, positive_l2=0.5, generator=generator)
+    alone.load_state_dict(mas.state_dict())
+    plain = mas.marginal.energies
+    monkeypatch.setattr(mas.marginal, "energies", lambda context, y: rows.append(y.shape[1]) or plain(context, y))
+    assert torch.allclose(mas.loss(actions, negatives), alone.loss(actions, negatives), atol=1e-6)
+    assert rows[-1] == BATCH + N
+    mixed = Mixture([mas, InBatch()], (0.5, 0.5))
+    drawn = mixed.sample(mas.marginal, obs, actions, 4, generator).actions
+    expected = alone.loss(actions, drawn[:, :2])
+    assert torch.allclose(mixed.own_losses(actions, drawn)["marginal_loss"], expected, atol=1e-6)
 
 
 def test_marginal_loss_names_bad_input(generator: torch.Generator, unchecked_shapes: None) -> None:

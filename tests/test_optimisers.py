@@ -15,7 +15,7 @@ from cebm.demonstrations import Demonstrations
 from cebm.energies import MLP
 from cebm.negatives import Uniform
 from cebm.objectives import InfoNCE
-from cebm.optimisers import Adam, Cosine, Decay, Optimiser, RateSchedule
+from cebm.optimisers import Adam, Cosine, Decay, Optimiser, RateSchedule, Trapezoid
 from cebm.recipes import Trial
 from cebm.trainer import Trainer
 
@@ -179,3 +179,25 @@ def test_a_cosine_without_the_length_of_the_run_says_so_at_once(generator: torch
     demonstrations = data(generator)
     with pytest.raises(ValueError, match="steps must be given"):
         Trainer(trial, demonstrations, demonstrations)
+
+
+def test_the_trapezoid_by_numbers() -> None:
+    rate = Trapezoid(10, 0.25).rate
+    found = [rate(2.0, step, 1000, 3) for step in (0, 4, 9, 500, 750, 875, 1000, 2000)]
+    assert found == pytest.approx([0.2, 1.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="steps must be given"):
+        rate(1.0, 0, None, 3)
+    for wrong, message in (({"warm_up": 0}, "warm_up"), ({"fall": 0.0}, "fall"), ({"fall": 1.5}, "fall")):
+        with pytest.raises(ValueError, match=message):
+            Trapezoid(**wrong)
+
+
+def test_weights_decay_apart_from_the_gradient() -> None:
+    """AdamW (Loshchilov & Hutter 2019): without a gradient, w ← (1 − rate · decay) w."""
+    weight = nn.Parameter(torch.tensor([2.0, -1.0]))
+    optimiser = Adam(0.1, weight_decay=0.5).make([weight])
+    weight.grad = torch.zeros(2)
+    optimiser.step()
+    torch.testing.assert_close(weight.detach(), torch.tensor([1.9, -0.95]))
+    with pytest.raises(ValueError, match="weight_decay"):
+        Adam(weight_decay=-1.0)

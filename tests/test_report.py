@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import struct
 import subprocess
 import zlib
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from cebm.acting import Found, Problem, Search
 from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
 from cebm.evaluation import evaluate, wilson_interval
+from cebm.learning import fit
 from cebm.objectives import PositiveL2
 from cebm.policy import load
 from cebm.recipes import TRIALS
@@ -33,12 +35,13 @@ from cebm.report import write_report
 from cebm.report.charts import Chart, Series, heat_map, number, thinned, tick_labels, ticks
 from cebm.report.page import guesses, information_words, learning_charts
 from cebm.report.records import Run, grouped, interval_of, verdict
-from cebm.report.scenes import frames_of, moments_of_scene
+from cebm.report.scenes import Moment, frames_of, landscape, moments_of_scene
 from cebm.runs import Job, load_metrics, read_record, resume, train
 from cebm.samplers import MALA, Langevin
 from cebm.settings import StorageError
 from cebm.storage import row_line, write_document
-from cebm.tasks import GymnasiumTask, ParticleTask
+from cebm.tasks import Forks, GymnasiumTask, ParticleTask
+from cebm.units import Relative
 
 SHORT = ParticleTask(steps=8)
 """Too short to succeed in, but quick."""
@@ -404,6 +407,54 @@ def test_explicit_policies_have_a_landscape_without_motion(name: str, tmp_path: 
     assert len(scene["episodes"]["episodes"]) == 12
 
 
+def test_the_scene_of_forks_has_walls_and_no_goals(tmp_path: Path) -> None:
+    """Two figures, of expert and policy, and no chart of distances to goals."""
+    train(small_job("mse", task=Forks(steps=30), evaluation_episodes=4, steps=5), tmp_path / "run")
+    html = page(tmp_path, tmp_path / "run")
+    (scene,) = scenes(html)
+    assert len(scene["episodes"]["walls"]) == 12 and "all 24 ways" in scene["episodes"]["caption"]
+    seen = drawn(html, tmp_path / "node", "", "press")
+    assert seen["problems"] == [] and (seen["small"], seen["stage"], seen["strip"]) == (12, 2, 0)
+
+
+class DrawnLine(Line):
+    """Draws its time as a shade of red, in a picture larger than the page wants."""
+
+    def render(self) -> Any:
+        return np.full((400, 330, 3), (50 * self.time, 0, 7), np.uint8)
+
+
+@dataclass(frozen=True)
+class DrawnTask(LineTask):
+    """A task without a scene of its own, whose environment gives pictures."""
+
+    def make(self) -> gymnasium.Env:
+        return DrawnLine()
+
+
+def test_a_task_without_a_scene_shows_its_own_pictures(tmp_path: Path) -> None:
+    """Five of them, the start and four steps, shrunk; and where there are none the page says why."""
+    data = line_data(tmp_path / "line.npz")
+    train(small_job("mse", task=DrawnTask(), data=data, evaluation_episodes=2, steps=5), tmp_path / "run")
+    html = page(tmp_path, tmp_path / "run")
+    (scene,) = scenes(html)
+    film = scene["film"]
+    assert scene["episodes"] is None and film["at"] == film["strip"] == [0, 1, 2, 3, 4]
+    assert "4 steps, closeness at end" in film["caption"] and scene["why"] == film["caption"]
+    heads = [base64.b64decode(each.partition(",")[2]) for each in film["frames"]]
+    assert {struct.unpack(">II", head[16:24]) for head in heads} == {(110, 133)}
+    for time, head in enumerate(heads):
+        start = head.index(b"IDAT")
+        size = struct.unpack(">I", head[start - 4 : start])[0]
+        assert zlib.decompress(head[start + 4 : start + 4 + size])[:4] == bytes([0, 50 * time, 0, 7])
+    seen = drawn(html, tmp_path / "node", "")
+    assert seen["problems"] == [] and seen["strip"] == 5
+    assert seen["film"] == {"shown": True, "button": True, "label": "step 0"}
+    train(small_job("mse", task=LineTask(), data=data, evaluation_episodes=2, steps=5), tmp_path / "bare")
+    (scene,) = scenes(page(tmp_path, tmp_path / "bare"))
+    assert scene["film"] is None and "cannot be filmed" in scene["why"]
+
+
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_demonstrations_alone(columns: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -497,7 +548,7 @@ def test_a_users_task_has_curves_and_landscapes_on_validation_pairs(line_run: Pa
     expected = [number(value) for value in (best["closeness_at_end"], low, high)]
     assert line["text"][str(best["step"])] == f"{expected[0]} ({expected[1]} to {expected[2]})"
     (scene,) = scenes(html)
-    assert scene["episodes"] is None and "LineTask has no scene" in scene["why"]
+    assert scene["episodes"] is None and "LineTask could not play them" in scene["why"]
     assert [panel["marks"][0]["kind"] for panel in scene["landscape"]["panels"]] == ["demonstrated"] * 4
     seen = drawn(html, tmp_path / "node")
     assert seen["problems"] == [] and seen["ready"] == "true" and all(seen["captions"])
@@ -730,6 +781,19 @@ def test_the_lowest_is_chosen_by_default(run: Path) -> None:
     search = frames_of(policy, torch.rand(1, policy.obs_box.dim))
     assert search.steps == list(range(11)) and all(state.shape == (64, 2) for state in search.states)
     assert search.chosen == int(search.problem.energies(search.states[-1][None]).argmin())
+
+
+def test_a_landscape_of_relative_actions_marks_raw_places(generator: torch.Generator) -> None:
+    obs = 100 + torch.rand(64, 2, generator=generator)
+    policy = fit(obs.numpy(), (obs + 1).numpy(), steps=2, relative=Relative((0, 1), (0, 1), 4.0), trial="mdn")
+    at = obs[0].double().numpy()
+    marks = [("demonstrated", [float(at[0] + 2), float(at[1] - 1)], 1.0), ("goal", [float(at[0] + 2)], 0.0)]
+    drawn = landscape(policy, [Moment("One", at, marks)])["panels"][0]
+    limit = policy.act_box.limit
+    for mark in drawn["marks"]:
+        assert mark["x"] == pytest.approx((2 / 4 / limit + 1) / 2 * 1000, abs=0.2)
+    assert drawn["marks"][0]["y"] == pytest.approx(1000 - (-1 / 4 / limit + 1) / 2 * 1000, abs=0.2)
+    np.testing.assert_allclose([float(each) for each in drawn["chosen"]], policy.act(at), rtol=1e-2)
 
 
 def test_long_chains_show_some_frames(run: Path) -> None:

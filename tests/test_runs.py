@@ -28,7 +28,6 @@ from cebm.objectives import GradientPenalty
 from cebm.policy import FORMAT, VERSION, load
 from cebm.recipes import TRIALS
 from cebm.runs import (
-    TIMES,
     DivergedError,
     Interrupted,
     Job,
@@ -41,6 +40,7 @@ from cebm.runs import (
     train,
     trainer_of,
 )
+from cebm.selection import TIMES, score
 from cebm.settings import StorageError
 from cebm.storage import LockedError, load_bundle, locked, read_document, write_document
 from cebm.tasks import Gym, ParticleTask, TaskError
@@ -124,6 +124,7 @@ RESUMABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "marginal sampler": ("correct-mas-maxent", {}),
     "replay buffer": ("joint-replay", {}),
     "explicit": ("mdn", {}),
+    "levels, in turns": ("annealed", {"energy.width": 16, "energy.encoder_width": 16, "optimiser.batch_size": 32}),
 }
 
 
@@ -697,7 +698,9 @@ def test_every_trial_trains_and_acts(name: str, tmp_path: Path) -> None:
     outcome = train(small_job(name, steps=4, evaluate_every=4), tmp_path / "run")
     action = outcome.policy.act(np.full(8, 0.5, np.float32))
     assert action.shape == (2,) and ((action >= 0) & (action <= 1)).all()
-    assert {"loss", "info_nce", "positive_energy", "negative_energy", "negative_distance"} <= outcome.metrics[0].keys()
+    contrast = {"info_nce", "positive_energy", "negative_energy", "negative_distance"}
+    logged = [row.keys() for row in outcome.metrics if row["kind"] == "train"]
+    assert all("loss" in row for row in logged) and contrast <= logged[1 if name == "annealed" else 0]  # in step 4
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -713,7 +716,36 @@ def test_data_alone_is_enough(tmp_path: Path) -> None:
     outcome = train(small_job(task=None, data=data), tmp_path / "run")
     evaluated = [row for row in outcome.metrics if row["kind"] == "evaluation"]
     assert "success" not in evaluated[0]
-    assert outcome.best_step == min(evaluated, key=lambda row: row["validation_action_error"])["step"]
+    assert outcome.best_step == min(evaluated, key=lambda row: row["validation_energy_score"])["step"]
+
+
+def test_without_a_task_a_proper_score_chooses_and_not_the_action_error() -> None:
+    """Actions are -1 or 1, with equal odds: the best mean is 0, at which nobody acts. A policy that draws both has an
+    energy score of 1/2 (in the units of the data), the mean one of 1."""
+    rng = np.random.default_rng(0)
+    data = Demonstrations.from_arrays(rng.uniform(-1, 1, (600, 1)), rng.choice([-1.0, 1.0], (600, 1)), range(1, 601))
+    rows = {}
+    for name in ("steady", "mse"):
+        trainer = Trainer(small(TRIALS[name]), data, data, steps=150)
+        for _ in range(150):
+            trainer.step()
+        rows[name] = trainer.validate(trainer.policy(), 16, draws=4)
+    assert rows["steady"]["validation_energy_score"] < 0.75 < 0.9 < rows["mse"]["validation_energy_score"]
+    assert score(rows["steady"], None) > score(rows["mse"], None)
+    # The planted fault: by the action error alone, as rows of earlier versions are compared.
+    old = {name: {"validation_action_error": row["validation_action_error"]} for name, row in rows.items()}
+    assert abs(old["steady"]["validation_action_error"] - old["mse"]["validation_action_error"]) < 0.2
+    assert score(rows["mse"], None) > score({"validation_action_error": 0.0}, None), "an old row gives way"
+
+
+def test_a_metric_that_is_not_measured_cannot_choose(tmp_path: Path) -> None:
+    """Pendulum says nothing about success."""
+    task = Gym("Pendulum-v1", metric="success", max_steps=5)
+    data = Demonstrations.from_arrays(np.random.default_rng(0).uniform(-1, 1, (40, 3)), np.full((40, 1), 0.5), [40])
+    job = small_job(task=task, evaluation_episodes=2)
+    data.save(tmp_path / "data.npz")
+    with pytest.raises(DivergedError, match="column 'success' cannot score"):
+        train(replace(job, data=str(tmp_path / "data.npz")), tmp_path / "run")
 
 
 def test_history_and_chunks_train(tmp_path: Path) -> None:

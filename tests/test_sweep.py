@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import slurm
 from cebm.cli import main
 from cebm.composition import vary
 from cebm.engines import Engine, Local, Submitit, TaskError, drive
@@ -23,6 +25,7 @@ from cebm.intervals import Interval
 from cebm.recipes import TRIALS
 from cebm.runs import Job
 from cebm.sweep import Planned, Tuning, estimate, grid, records, runs_of, sweep, write_results
+from cebm.sweep.display import Display, share_of_steps
 from cebm.sweep.results import effects, groups, main_metric, table
 from cebm.tasks import ParticleTask
 
@@ -284,10 +287,44 @@ def test_kills_lose_nothing(kills: int, undisturbed: Path, tmp_path: Path) -> No
 @pytest.mark.skipif(not have("submitit"), reason="needs the extra submitit")
 @pytest.mark.parametrize("cluster", ["debug", pytest.param("local", marks=pytest.mark.slow)])
 def test_submitit_gives_the_same(cluster: str, undisturbed: Path, tmp_path: Path) -> None:
-    """No SLURM is here: its executor's debug mode runs in this process, `local` in processes of its own."""
+    """Without SLURM: its executor's debug mode runs in this process, `local` in processes of its own."""
     engine: Engine = Submitit(tmp_path / "logs", 2, cluster=cluster)
     sweep(small(), engine, tmp_path / "out", episodes=3, progress=False)
     assert comparable(tmp_path / "out") == comparable(undisturbed)
+
+
+@pytest.fixture
+def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A SLURM of this machine, in folders of its own."""
+    (tmp_path / "slurm").mkdir()
+    with slurm.running(tmp_path / "slurm") as configuration:
+        monkeypatch.setenv("SLURM_CONF", str(configuration))
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not have("submitit"), reason="needs the extra submitit")
+@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "SLURM is here")
+def test_slurm_gives_the_same_though_a_job_is_killed(
+    on_slurm: None, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This SLURM keeps no accounts, so that nobody but its queue knows of the job that is gone."""
+    monkeypatch.setattr("cebm.engines.GRACE", 3.0)
+    engine = Submitit(tmp_path / "logs", 2)
+    assert engine._executor.cluster == "slurm"
+    submit, killed = engine.submit, []
+
+    def killing(task: tuple[str, ...]) -> Any:
+        job = submit(task)
+        if not killed:
+            killed.append(job.job_id)
+            subprocess.run(["scancel", "--signal=KILL", "--full", job.job_id], check=True)
+            subprocess.run(["scancel", job.job_id], check=True)
+        return job
+
+    monkeypatch.setattr(engine, "submit", killing)
+    sweep(small(), engine, tmp_path / "out", episodes=3, progress=False)
+    assert killed and comparable(tmp_path / "out") == comparable(undisturbed)
 
 
 @pytest.mark.slow
@@ -437,3 +474,21 @@ def test_plans_are_words_only(undisturbed: Path) -> None:
     for path in undisturbed.glob("plans/*.json"):
         plan = json.loads(path.read_text())
         assert plan["job"]["type"] == "cebm.runs:Job" and plan["measure"] is None
+
+
+def test_the_time_left_is_by_the_pace_since_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((100.0, 160.0))
+    monkeypatch.setattr("cebm.sweep.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    shares = {"first": 0.0, "second": 0.0}
+    display = Display("test", {"first": 1.0, "second": 2.0}, 4, shares.__getitem__)
+    display.finished("first", "")  # a third of the work, in a minute
+    assert "3 of 4: first  about 2 min left" in capsys.readouterr().err
+    assert display.left(0.0) == ""  # nothing done yet tells nothing
+
+
+def test_a_share_is_that_of_the_last_row() -> None:
+    assert share_of_steps([], 10) == 0.0
+    assert share_of_steps([{"step": 2}, {"step": 5}], 10) == 0.5
+    assert share_of_steps([{"step": 30}], 10) == 1.0

@@ -1,9 +1,12 @@
 """Gymnasium environments as tasks: rows, limits, spaces, and what happens when an environment misbehaves."""
 
 import math
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -186,7 +189,7 @@ def test_a_measure_that_is_no_number_is_named() -> None:
 
 def test_an_environment_that_never_ends_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_STEPS == 10_000
-    monkeypatch.setattr("cebm.tasks.gym.MOST_STEPS", 300)  # for the sake of time
+    monkeypatch.setattr("cebm.tasks.playing.MOST_STEPS", 300)  # for the sake of time
     rows = rows_of(lambda: Count(math.inf), episodes=2)
     assert [(row["length"], row["truncated_by_limit"]) for row in rows] == [(300, True)] * 2
 
@@ -528,3 +531,90 @@ def test_settings_of_gym_are_checked(unchecked_shapes: None) -> None:
         with pytest.raises(ValueError, match=words):
             Gym(**wrong)  # type: ignore[arg-type]
     assert Gym("Pendulum-v1") == Gym("Pendulum-v1", "return_sum", None)
+
+
+# ------------------------------------------------------------------------------------------- several processes, films
+
+
+class Noisy:
+    """An actor whose actions depend on what it sees, and on random numbers that it draws for the whole batch."""
+
+    def reset(self) -> None:
+        self.random = np.random.default_rng(0)
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        return np.tanh(obs[:, :1] + self.random.normal(size=(len(obs), 1)))
+
+
+class Wander(gymnasium.Env[Any, Any]):
+    """Ends after a number of steps that the seed decides; `breaks` makes it fail at a step."""
+
+    observation_space: Any = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space: Any = Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, breaks: int = 0, pictures: bool = True) -> None:
+        self.breaks, self.pictures = breaks, pictures
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.time, self.length = self.np_random.normal(), 0, int(self.np_random.integers(3, 9))
+        return np.array([self.place, 0], np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place, self.time = self.place + float(action[0]), self.time + 1
+        if self.time == self.breaks:
+            raise RuntimeError("the motor is hot")
+        over = self.time >= self.length
+        return np.array([self.place, self.time], np.float32), -abs(self.place), over, False, {"success": self.place > 0}
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self.time, np.uint8) if self.pictures else None
+
+
+@pytest.mark.parametrize("workers", [2, 3, 20])
+def test_several_processes_give_the_same_rows(workers: int) -> None:
+    alone = as_task(Wander).roll_out(Noisy(), 10, 7, film=(1, 8))
+    shared = as_task(Wander).roll_out(Noisy(), 10, 7, workers=workers, film=(1, 8))
+    assert shared.rows == alone.rows and len({row["length"] for row in alone.rows}) > 1
+    np.testing.assert_array_equal(shared.last_obs, alone.last_obs)
+    assert shared.frames.keys() == alone.frames.keys() == {1, 8}
+    for index, frames in alone.frames.items():
+        assert [int(frame[0, 0, 0]) for frame in frames] == list(range(int(alone.rows[index]["length"] or 0) + 1))
+        np.testing.assert_array_equal(shared.frames[index], frames)
+    assert multiprocessing.active_children() == []
+
+
+def test_an_error_in_another_process_arrives_with_its_place() -> None:
+    with pytest.raises(
+        TaskError, match=r"RuntimeError: the motor is hot; partial: episode \d, step 1: the environment"
+    ):
+        as_task(partial(Wander, 2)).roll_out(Noisy(), 4, 7, workers=2)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_dies_is_named() -> None:
+    class Dying(Wander):
+        def step(self, action: np.ndarray) -> Any:
+            os._exit(3)
+
+    with pytest.raises(TaskError, match=r"the process with the episodes \[0, 2\] ended without a word"):
+        as_task(Dying).roll_out(Noisy(), 4, 7, workers=2)
+    assert multiprocessing.active_children() == []
+
+
+def test_what_cannot_be_shared_or_filmed_is_named() -> None:
+    with pytest.raises(ValueError, match="one environment was given"):
+        as_task(Wander()).roll_out(Noisy(), 2, 7, workers=2)
+    with pytest.raises(ValueError, match="cannot be filmed"):
+        as_task(partial(Wander, 0, False)).roll_out(Noisy(), 2, 7, film=(1,))
+    for wrong, words in (({"workers": 0}, "workers must be"), ({"film": (2,)}, "no episode 2 of 2")):
+        with pytest.raises(ValueError, match=words):
+            evaluate(Noisy(), Wander, episodes=2, **wrong)
+    with pytest.raises(ValueError, match="no use for 2 workers"):
+        evaluate(Noisy(), ParticleTask(), episodes=2, workers=2)
+
+
+def test_a_registered_environment_is_filmed() -> None:
+    pytest.importorskip("pygame", reason="Pendulum draws with pygame")
+    frames = Gym("Pendulum-v1", max_steps=3).roll_out(Noisy(), 1, 7, film=(0,)).frames[0]
+    assert len(frames) == 4 and frames[0].ndim == 3

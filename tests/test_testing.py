@@ -365,7 +365,9 @@ class FaultyActing:
             actions = actions * (0.5 + 0.5 * np.random.default_rng().random())
         if self.fault == "global":
             torch.rand(())
-        if self.fault != "beyond":
+        if self.fault == "alike":  # the last observation's limits for all
+            actions = actions.clamp(*(limit.reshape(-1, actions.shape[2])[-1] for limit in (problem.low, problem.high)))
+        elif self.fault != "beyond":
             actions = problem.clip(actions)
         energies = problem.energies(actions)
         return Found(actions, energies, energies.argmin(1) + (count if self.fault == "index" else 0))
@@ -379,6 +381,7 @@ class FaultyActing:
         ("global", "leaves_global_randomness_alone"),
         ("beyond", "finds_candidates_within_the_limits"),
         ("index", "finds_candidates_within_the_limits"),
+        ("alike", "takes_limits_of_each_observation"),
     ],
 )
 def test_a_faulty_way_to_act_is_caught(fault, name):

@@ -15,6 +15,7 @@ from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
 from cebm.energies import MLP, EnergyModel, MixtureDensity, MLPEnergy, Regression, Residual, Tilted, TiltedEnergy
 from cebm.evaluation import evaluate
+from cebm.learning import fit
 from cebm.losses import info_nce
 from cebm.negatives import MarginalActions, MarginalActionSampler, ShortChains, Uniform
 from cebm.objectives import (
@@ -34,7 +35,7 @@ from cebm.samplers import Langevin
 from cebm.settings import StorageError
 from cebm.spaces import Specification
 from cebm.tasks import ParticleTask, collect_particle
-from cebm.trainer import Learner, Trainer, fit
+from cebm.trainer import Learner, Trainer
 
 SMALL = {"batch_size": 32, "count": 4, "burn_in": 4, "thin": 1, "capacity": 300, "candidates": 16}
 

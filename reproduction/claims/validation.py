@@ -93,7 +93,7 @@ class Validation(Claim):
     slug = "validation"
     section = "Appendix, implementation details"
     statement, protocol, metric, rule = prose.STATEMENT, prose.PROTOCOL, prose.METRIC, prose.RULE
-    reference: Path | None = None
+    reference: str | None = None
     """A folder of curves that were logged from google-research/ibc. Without it, or without one of its files, the
     comparison is skipped, and the finding says so."""
 
@@ -109,12 +109,13 @@ class Validation(Claim):
     def compute(self, scale: Scale, seed: int) -> Result:
         if self.reference is None:
             return {"skipped": "no folder of reference curves was given (--reference)"}
-        missing = [case.file for case in CASES if not (self.reference / case.file).is_file()]
+        folder = Path(self.reference)
+        missing = [case.file for case in CASES if not (folder / case.file).is_file()]
         if missing:
             return {"skipped": f"there is no {missing[0]} in the folder of reference curves"}
         result: Result = {"cases": {}}
         for case in CASES:
-            theirs = read_reference(self.reference / case.file)
+            theirs = read_reference(folder / case.file)
             ours = follow(case, scale, seed)
             kept = {column: values[: len(ours["info_nce"])] for column, values in theirs.items()}
             result["cases"][case.name] = {"ours": ours, "reference": kept}

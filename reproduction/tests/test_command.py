@@ -50,10 +50,10 @@ def test_the_package_is_a_command_too() -> None:
 
 
 def test_the_reference_curves_go_to_the_claim_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_reference([Integral(), Validation()], tmp_path)[1] == Validation(tmp_path)
+    assert with_reference([Integral(), Validation()], tmp_path)[1] == Validation(str(tmp_path))
     assert [claim.slug for claim in with_reference(CLAIMS, tmp_path)] == [claim.slug for claim in CLAIMS]
     monkeypatch.setattr(command, "REFERENCE", tmp_path)
-    assert with_reference([Validation()], None) == [Validation(tmp_path)]
+    assert with_reference([Validation()], None) == [Validation(str(tmp_path))]
     monkeypatch.setattr(command, "REFERENCE", tmp_path / "nowhere")
     assert with_reference([Validation()], None) == [Validation(None)]
 

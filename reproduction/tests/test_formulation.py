@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cebm.engines import Local
 from cebm.recipes import find_trial, vary
 from reproduction.claims.formulation import Formulation
 from reproduction.ledger import Results, Task
@@ -82,7 +83,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     tasks = claim.tasks(TINY, range(2))
     for task in tasks:
         run_short(task, out, runs)
-    finding = reproduce([claim], TINY, 2, 1, out, runs)["formulation"]  # nothing is missing, so it only judges
+    finding = reproduce([claim], TINY, 2, Local(1), out, runs)["formulation"]  # nothing is missing, so it only judges
     for task in tasks:
         measured = json.loads((out / "runs" / f"{task.key}.json").read_text())["result"]
         assert finding.numbers["success"][task.label][task.seed] == measured["last"]["success"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cebm.cli import main
-from reproduction import running
+from reproduction import anchored, command, running
 from reproduction.claims import CLAIMS
 from reproduction.ledger import Claim
 from reproduction.page import ledger, prose, write_ledger, write_page
@@ -137,6 +137,16 @@ def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
         assert set(json.loads(path.read_text())["runs"]) <= committed, path.name
 
 
+def test_every_record_says_what_was_run() -> None:
+    """A record stands for itself: its settings are there, and they are those of the task with its key."""
+    tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(PAPER, range(10))}
+    tasks |= {task.key: task for task in anchored.tasks(PAPER, range(10))}
+    for path in sorted((ROOT / "reproduction/results/runs").glob("*.json")):
+        record = json.loads(path.read_text())
+        assert record["key"] == path.stem and record["settings"], path.name
+        assert running.differing(running.today(record["settings"]), tasks[path.stem].settings) == "", path.name
+
+
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.slug)
 def test_the_committed_verdict_is_that_of_the_committed_runs(claim: Claim) -> None:
     """By the code as it is: who changes a rule or a text judges again, which trains nothing."""
@@ -163,7 +173,7 @@ def test_the_committed_ledger_is_that_of_the_committed_records() -> None:
 def test_the_command_measures_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(running, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(command, "engine_of", lambda *_: Inline())
     monkeypatch.chdir(tmp_path)
     main(["reproduce", "integral", "1", "--scale", "smoke", "--seeds", "2", "--workers", "1"])
     lines = capsys.readouterr().out.splitlines()
@@ -206,18 +216,21 @@ def test_a_failed_task_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
-        raise ReproductionError("loss is nan, at step 3\nTraceback (most recent call last):\n  ValueError: inner")
+        raise ReproductionError("loss is nan, at step 3")
 
-    monkeypatch.setattr(running, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(command, "engine_of", lambda *_: Inline())
     monkeypatch.setattr(running, "run_task", fail)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "integral", "--scale", "smoke", "--seeds", "1"])
     printed = capsys.readouterr().err.splitlines()
     assert caught.value.code == 1
-    assert printed[-1].startswith("cebm: 1 failed") and "integral-smoke-0: loss is nan, at step 3" in printed[-1]
+    assert (
+        printed[-1].startswith("cebm: 1 failed")
+        and "integral-smoke-0: ReproductionError: loss is nan, at step 3" in printed[-1]
+    )
     assert sum(line.startswith("cebm:") for line in printed) == 1 and "Traceback" not in "".join(printed)
-    assert "Traceback" in Path("results/failures.txt").read_text()
+    assert "loss is nan, at step 3 (see runs/reproduce/logs)" in Path("results/failures.txt").read_text()
 
 
 def test_help_is_light() -> None:

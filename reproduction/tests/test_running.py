@@ -3,13 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -17,6 +13,7 @@ import pytest
 import scipy.stats
 import torch
 
+from cebm.engines import Local, Words, call
 from cebm.policy import load
 from cebm.recipes import find_trial, vary
 from cebm.runs import restored
@@ -51,7 +48,8 @@ class Counted(Claim):
     statement = "Seeds are positive."
     protocol = metric = rule = "none"
 
-    notes: Path
+    notes: str = ""
+    """A file."""
 
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         return [Computation(self, seed, scale) for seed in seeds]
@@ -59,9 +57,9 @@ class Counted(Claim):
     def compute(self, scale: Scale, seed: int) -> Result:
         with open(self.notes, "a") as file:
             file.write(f"{seed} {os.getpid()}\n")
-        if self.notes.with_suffix(f".die-{seed}").exists():
+        if Path(self.notes).with_suffix(f".die-{seed}").exists():
             os._exit(9)
-        if self.notes.with_suffix(f".fail-{seed}").exists():
+        if Path(self.notes).with_suffix(f".fail-{seed}").exists():
             raise ArithmeticError(f"the bad luck of seed {seed}")
         return {"value": seed + 1}
 
@@ -73,55 +71,53 @@ class Counted(Claim):
         figure.subplots().plot(finding.numbers["values"])
 
     def calls(self) -> list[tuple[int, int]]:
-        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        notes = Path(self.notes)
+        lines = notes.read_text().splitlines() if notes.exists() else []
         return [(int(seed), int(process)) for seed, process in map(str.split, lines)]
 
 
-class Inline(Executor):
-    """Runs what it is given at once, in this process."""
+class Inline:
+    """Runs a task at once, in this process."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    workers = 1
 
-    def __enter__(self) -> "Inline":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, task: Words) -> str:
         try:
-            future.set_result(function(*arguments))
+            call(task)
         except Exception as error:
-            future.set_exception(error)
-        return future
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def outcome(self, handle: str) -> str | None:
+        return handle
+
+    def close(self) -> None: ...
 
 
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "ProcessPoolExecutor", Inline)
+INLINE = Inline()
 
 
 def test_tasks_run_in_processes_of_their_own(tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
-    found = reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    claim = Counted(str(tmp_path / "notes"))
+    found = reproduce([claim], TINY, 2, Local(1), tmp_path / "results", tmp_path / "runs")
     assert found["counted"].measured == "Values [1.0, 2.0]."
     assert sorted(seed for seed, _ in claim.calls()) == [0, 1]
     assert os.getpid() not in {process for _, process in claim.calls()}
 
 
-def test_a_finished_task_is_not_run_again(inline: None, tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
+def test_a_finished_task_is_not_run_again(tmp_path: Path) -> None:
+    claim = Counted(str(tmp_path / "notes"))
     for seeds in (1, 2, 2, 3):
-        reproduce([claim], TINY, seeds, 1, tmp_path / "results", tmp_path / "runs")
+        reproduce([claim], TINY, seeds, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert [seed for seed, _ in claim.calls()] == [0, 1, 2]
     record = json.loads((tmp_path / "results/99-counted.json").read_text())
     assert record["seeds"] == [0, 1, 2] and record["measurements"] == {"values": [1.0, 2.0, 3.0]}
     assert (tmp_path / "results/99-counted.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_records_of_another_checkout_are_used(inline: None, tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
-    first = reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+def test_records_of_another_checkout_are_used(tmp_path: Path) -> None:
+    claim = Counted(str(tmp_path / "notes"))
+    first = reproduce([claim], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     shutil.copytree(tmp_path / "results/runs", tmp_path / "clone/results/runs")
     again = reproduce([claim], TINY, 2, 1, tmp_path / "clone/results", tmp_path / "clone/runs")
     assert first == again and len(claim.calls()) == 2
@@ -132,48 +128,54 @@ def test_records_of_another_checkout_are_used(inline: None, tmp_path: Path) -> N
     assert changed["counted"].measured == "Values [-7.0, 2.0]."
 
 
-def test_failures_are_named_and_the_rest_is_kept(inline: None, tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
+def test_failures_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:
+    claim = Counted(str(tmp_path / "notes"))
     bad = tmp_path / "notes.fail-1"
     bad.touch()
     with pytest.raises(ReproductionError, match=r"^1 failed, the others are kept") as caught:
-        reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
+        reproduce([claim], TINY, 3, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert "counted-smoke-1: " in str(caught.value) and "the bad luck of seed 1" in str(caught.value)
     assert "counted-smoke-0" not in str(caught.value)
     kept = sorted(path.name for path in (tmp_path / "results/runs").iterdir())
     assert kept == ["counted-smoke-0.json", "counted-smoke-2.json"]
     bad.unlink()
-    reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
+    reproduce([claim], TINY, 3, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert sorted(seed for seed, _ in claim.calls()) == [0, 1, 1, 2]
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_does_not_end_the_reproduction(tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
+    claim = Counted(str(tmp_path / "notes"))
     dies = tmp_path / "notes.die-0"
     dies.touch()
-    with pytest.raises(ReproductionError, match=r"^1 failed, the others are kept: counted-smoke-0: .*terminated"):
-        reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")
-    assert [seed for seed, _ in claim.calls()] == [0, 1, 2]
-    assert len({process for _, process in claim.calls()}) == 2  # what came after has a pool of its own
+    where = (tmp_path / "results", tmp_path / "runs")
+    with pytest.raises(ReproductionError, match=r"^1 failed, the others are kept: counted-smoke-0: .*exit code 9"):
+        reproduce([claim], TINY, 3, Local(1), *where, retries=1)
+    assert sorted(seed for seed, _ in claim.calls()) == [0, 0, 1, 2]  # tried again, by another process
+    assert len({process for _, process in claim.calls()}) == 4
     dies.unlink()
-    assert reproduce([claim], TINY, 3, 1, tmp_path / "results", tmp_path / "runs")["counted"].measured == (
-        "Values [1.0, 2.0, 3.0]."
-    )
+    assert reproduce([claim], TINY, 3, Local(1), *where)["counted"].measured == "Values [1.0, 2.0, 3.0]."
 
 
-def test_records_of_other_settings_are_refused(inline: None, tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
-    reproduce([claim], TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    claim = Counted(str(tmp_path / "notes"))
+    for task in (Computation(claim, 3, TINY, "a label", 7.0), training("ibc", TINY, 1, "another")):
+        running.write_plan(task, tmp_path)
+        assert running.read_plan(tmp_path / f"plans/{task.key}.json") == task
+
+
+def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
+    claim = Counted(str(tmp_path / "notes"))
+    reproduce([claim], TINY, 1, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     path = tmp_path / "results/runs/counted-smoke-0.json"
     record = json.loads(path.read_text())
     record["settings"]["scale"]["steps"] = 5
     path.write_text(json.dumps(record))
     with pytest.raises(ReproductionError, match=r"counted-smoke-0.json was made with other .*\(steps: 5, now 4\)"):
-        reproduce([claim], TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+        reproduce([claim], TINY, 1, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     del record["settings"]["scale"]["steps"]  # a setting that the record does not know is a later one
     path.write_text(json.dumps(record))
-    reproduce([claim], TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+    reproduce([claim], TINY, 1, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
 
 
 def test_the_settings_of_a_training_are_all_there() -> None:
@@ -186,91 +188,62 @@ def test_the_settings_of_a_training_are_all_there() -> None:
     assert running.differing(task.settings, changed.settings) == "noise: 0.1, now 0.2"
 
 
-def test_the_time_left_is_by_the_pace_since_the_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter((100.0, 160.0))
-    monkeypatch.setattr(running, "perf_counter", lambda: next(clock))
-    tasks = [Computation(Counted(tmp_path / "notes"), seed, TINY, cost=cost) for seed, cost in ((0, 1.0), (1, 2.0))]
-    display = running._Display(list(tasks), 2, tmp_path)
-    display.finished(tasks[0])  # a third, in a minute
-    assert "1 of 2: counted-smoke-0; about 0 h 02 min left" in capsys.readouterr().err
+class Broken(Counted):
+    """Cannot judge."""
+
+    number = 98
+    slug = "broken"
+
+    def judge(self, results: Results) -> Finding:
+        raise KeyError("what it asks for")
 
 
-def test_a_claim_that_cannot_be_judged_does_not_cost_the_others(inline: None, tmp_path: Path) -> None:
-    class Broken(Counted):
-        number = 98
-        slug = "broken"
+class Second(Counted):
+    """Computes once the other claim is judged."""
 
-        def judge(self, results: Results) -> Finding:
-            raise KeyError("what it asks for")
+    number = 98
+    slug = "second"
 
-    good, bad = Counted(tmp_path / "notes"), Broken(tmp_path / "others")
+    def compute(self, scale: Scale, seed: int) -> Result:
+        assert (Path(self.notes).parent / "results/99-counted.json").exists()
+        return super().compute(scale, seed)
+
+
+def test_a_claim_that_cannot_be_judged_does_not_cost_the_others(tmp_path: Path) -> None:
+    good, bad = Counted(str(tmp_path / "notes")), Broken(str(tmp_path / "others"))
     with pytest.raises(ReproductionError, match=r"^1 failed.*broken: KeyError"):
-        reproduce([bad, good], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+        reproduce([bad, good], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert json.loads((tmp_path / "results/99-counted.json").read_text())["verdict"] == "inconclusive"
     assert "16 claims 1 is measured: 0 hold," in (tmp_path / "results.md").read_text()
     assert "Traceback" in (tmp_path / "results/failures.txt").read_text()
-    reproduce([good], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+    reproduce([good], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert not (tmp_path / "results/failures.txt").exists()  # it would be of the last time
 
 
-def test_claims_are_judged_as_soon_as_they_can_be(inline: None, tmp_path: Path) -> None:
-    class Second(Counted):
-        number = 98
-        slug = "second"
-
-        def compute(self, scale: Scale, seed: int) -> Result:
-            assert (tmp_path / "results/99-counted.json").exists()
-            return super().compute(scale, seed)
-
-    claims = [Counted(tmp_path / "notes"), Second(tmp_path / "others")]
-    reproduce(claims, TINY, 1, 1, tmp_path / "results", tmp_path / "runs")
+def test_claims_are_judged_as_soon_as_they_can_be(tmp_path: Path) -> None:
+    claims = [Counted(str(tmp_path / "notes")), Second(str(tmp_path / "others"))]
+    reproduce(claims, TINY, 1, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
 
 
-def test_what_was_skipped_is_tried_again(inline: None, tmp_path: Path) -> None:
-    claim = Counted(tmp_path / "notes")
-    reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")
+def test_what_was_skipped_is_tried_again(tmp_path: Path) -> None:
+    claim = Counted(str(tmp_path / "notes"))
+    reproduce([claim], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     path = tmp_path / "results/runs/counted-smoke-1.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"result": {"skipped": "no data there"}}))
-    assert reproduce([claim], TINY, 2, 1, tmp_path / "results", tmp_path / "runs")["counted"].measured == (
-        "Values [1.0, 2.0]."
-    )
+    found = reproduce([claim], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs")
+    assert found["counted"].measured == "Values [1.0, 2.0]."
     assert [seed for seed, _ in claim.calls()] == [0, 1, 1]
 
 
 def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
-    claim = Counted(tmp_path / "notes")
+    claim = Counted(str(tmp_path / "notes"))
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs/counted-smoke-0.lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ReproductionError, match="another process is at it"):
             run_task(claim.tasks(TINY, [0])[0], tmp_path, tmp_path / "runs")
     assert claim.calls() == []
-
-
-def test_workers_stop_with_their_parent(tmp_path: Path) -> None:
-    """A killed reproduction leaves nobody behind who writes into its directories."""
-    program = (
-        "import os, signal, sys, time\n"
-        "from reproduction.running import _prepare_worker\n"
-        "child = os.fork()\n"
-        "if child:\n"
-        "    print(child, flush=True)\n"
-        "    time.sleep(0.5)\n"
-        "    os._exit(0)\n"
-        "_prepare_worker(os.getppid())\n"
-        "time.sleep(100)\n"
-    )
-    started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    child = int(started.stdout)
-    deadline = monotonic() + 20
-    while monotonic() < deadline and Path(f"/proc/{child}/stat").exists():
-        if Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return  # ended, and waits for whoever collects it
-        sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
 
 
 def test_a_run_that_diverges_is_measured_as_its_last_checkpoint_has_it(
@@ -301,10 +274,9 @@ def test_a_run_that_diverges_is_measured_as_its_last_checkpoint_has_it(
     assert all(torch.equal(value, saved[name]) for name, value in at_three.policy().energy.state_dict().items())
 
 
-@pytest.mark.parametrize(("seeds", "workers", "message"), [(0, 1, "seeds"), (1, 0, "workers")])
-def test_nothing_is_not_a_number_of_seeds_or_workers(seeds: int, workers: int, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{message} must be at least 1, got 0"):
-        reproduce([Counted(tmp_path / "notes")], TINY, seeds, workers, tmp_path / "results", tmp_path / "runs")
+def test_nothing_is_not_a_number_of_seeds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        reproduce([Counted(str(tmp_path / "notes"))], TINY, 0, INLINE, tmp_path / "results", tmp_path / "runs")
 
 
 def test_a_training_goes_on_in_its_directory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cebm.demonstrations import Demonstrations
+from cebm.engines import Local
 from cebm.objectives import MCMC, MaximumEntropy
 from cebm.recipes import find_trial, vary
 from cebm.samplers import Langevin
@@ -100,7 +101,7 @@ def test_all_claims_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(TINY, [0])}
     for task in tasks.values():
         run_short(task, out, runs)
-    findings = reproduce(CLAIMS, TINY, 1, 1, out, runs)  # nothing is missing, so it only judges
+    findings = reproduce(CLAIMS, TINY, 1, Local(1), out, runs)  # nothing is missing, so it only judges
     for claim in CLAIMS:
         record = json.loads((out / f"{claim.number:02d}-{claim.slug}.json").read_text())
         assert record["verdict"] == findings[claim.slug].verdict == "inconclusive"  # one seed decides nothing

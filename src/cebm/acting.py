@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel
-from cebm.samplers import Langevin, Sampler, run, with_steps
+from cebm.randomness import draw_uniform
+from cebm.samplers import Langevin, Sampler, moved, with_steps
 from cebm.spaces import Box
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Problem:
     """Number of observations."""
     box: Box
     """The actions' units; candidates live in its normalised box."""
-    low: Float[Tensor, " act"]
-    """Smallest available action, normalised."""
-    high: Float[Tensor, " act"]
+    low: Float[Tensor, " act"] | Float[Tensor, "rows act"]
+    """Smallest available action, normalised; one per observation where actions are relative to it."""
+    high: Float[Tensor, " act"] | Float[Tensor, "rows act"]
     """Largest available action, normalised."""
     generator: torch.Generator
     """The only source of randomness."""
@@ -54,7 +55,9 @@ class Problem:
 
     def clip(self, actions: Actions) -> Actions:
         """Into the action space: an action beyond it is not available."""
-        return actions.clamp(self.low, self.high)
+        if self.low.ndim == 1:
+            return actions.clamp(self.low, self.high)
+        return actions.clamp(self.low.unsqueeze(1), self.high.unsqueeze(1))
 
     def energies(self, actions: Actions) -> Energies:
         """Energies with NaN and −∞, which overflow gives, as infinity: the minimum would take them for the best."""
@@ -128,8 +131,7 @@ class Search:
     def search(self, problem: Problem) -> Found:
         sampler = self._sampler(problem)
         start, others = self._begin(problem)
-        moved = run(sampler, problem.energy, problem.context, start, problem.generator).actions
-        actions = problem.clip(moved)
+        actions = problem.clip(moved(sampler, problem.energy, problem.context, start, problem.generator))
         energies = problem.energies(actions)
         index = energies.min(1).indices
         if self.choice == "draw":  # the drawn one comes first, unless it ran away
@@ -170,7 +172,7 @@ class Search:
             # Log of p/q of what was drawn. The largest of it plus Gumbel noise is a draw; the next ones further draws.
             weights = -(problem.excess(start) if problem.previous is None else problem.energies(start))
             shape = (1 if problem.shared else start.shape[0], count)
-            uniform = torch.rand(shape, generator=problem.generator, dtype=start.dtype, device=start.device)
+            uniform = draw_uniform(problem.generator, shape, start)
             looks = weights - (-uniform.clamp_min(1e-30).log()).log()
         elif keep < count:  # clipped: an action beyond the limits is not available
             looks = -problem.energies(problem.clip(start))
@@ -189,7 +191,7 @@ class Direct:
     def search(self, problem: Problem) -> Found:
         best = problem.energy.best(problem.context).unsqueeze(1)
         count = 1 if problem.candidates is None else problem.candidates
-        if problem.energy.proposes:
+        if problem.energy.proposes and count > 1:
             others = problem.energy.propose(problem.context, count, problem.generator)[:, 1:]
         else:
             others = best.expand(-1, count - 1, -1)

@@ -54,8 +54,9 @@ class Certify:
 class Bench:
     """How fast? Rates stand beside that of plain torch.mm, measured in turns with it."""
 
-    what: tyro.conf.Positional[Literal["chain", "train", "growth", "act", "env", "all"]] = "all"
-    """The paper's Langevin chain, whole training steps, how their time grows, single actions, the particle task."""
+    what: tyro.conf.Positional[Literal["chain", "train", "growth", "act", "env", "deploy", "all"]] = "all"
+    """The paper's Langevin chain, whole training steps, how their time grows, single actions, the particle task; and
+    `deploy`, which is not part of `all`: single actions of exported policies."""
     json: bool = False
     """Print one JSON object per line, one line per row."""
     threads: tuple[int, ...] = (1, 2)
@@ -71,12 +72,17 @@ class Bench:
 
 @dataclass(frozen=True)
 class Demos:
-    """Writes demonstrations of a task's expert."""
+    """Writes demonstrations of a task's expert, or those that others recorded in it."""
 
     task: tyro.conf.Positional[str]
-    """The task: particle (two goals to visit, one after the other), or your own as FILE.py:NAME or MODULE:NAME."""
+    """The task: particle (two goals to visit, one after the other), forks (three rows of obstacles, 24 ways),
+    push-t (or push-t:state, push-t:pixels), metaworld:NAME (or metaworld:NAME:mixed, NAME:left, NAME:right), or your
+    own as FILE.py:NAME or MODULE:NAME."""
     out: Path
     """An `.npz` file, or a folder of memory-mapped arrays."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Convert recordings of others instead of asking an expert. For push-t: the human demonstrations of Chi et al., a
+    Zarr directory or an `.npz` with the same arrays."""
     episodes: int = 300
     """Episodes to demonstrate."""
     seed: int = 0
@@ -99,6 +105,31 @@ class Demos:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Looks into demonstrations of any format (inspect), or writes them in cebm's own (convert). docs/data.md."""
+
+    what: tyro.conf.Positional[Literal["inspect", "convert"]]
+    """inspect: episodes, lengths, ranges, and what looks wrong. convert: reads PATH and writes OUT."""
+    path: tyro.conf.Positional[Path]
+    """A file or folder; its content tells the format."""
+    out: tyro.conf.Positional[Path | None] = None
+    """Of convert: an `.npz` file, or a folder of memory-mapped arrays."""
+    data_obs: tuple[str, ...] = ()
+    """Arrays or columns that are observations: names, patterns, or NAME=PATTERN; by default the usual."""
+    data_action: tuple[str, ...] = ()
+    """Those that are actions."""
+    data_episodes: tuple[str, ...] = ()
+    """What tells where episodes end: ends, lengths, an id per step, flags of the last step; or `one`, `each`."""
+    json: bool = False
+    """Print what inspect finds as one JSON object."""
+
+    def __call__(self) -> None:
+        from cebm.data_commands import data_command
+
+        data_command(self)
+
+
+@dataclass(frozen=True)
 class Train:
     """Trains a recipe: `cebm train TRIAL …`, `cebm train FILE.py:NAME …`, or `cebm train --resume RUN`. `cebm train
     --help` lists the trials, `cebm train TRIAL --help` every setting."""
@@ -110,11 +141,18 @@ class Eval:
 
     run: tyro.conf.Positional[Path]
     """A run directory (its best policy is taken) or a policy directory."""
+    seeds: tuple[Path, ...] = ()
+    """Run directories of other training seeds, for --protocol; after the option, not before."""
+    protocol: Literal["ours", "diffusion-policy", "lerobot"] | None = None
+    """Measure as published: 200 episodes of the last checkpoint (ours: 5 training seeds); the best and the mean of the
+    last ten checkpoints in 50 episodes (Diffusion Policy: 3 seeds); 500 episodes of one checkpoint (lerobot)."""
     task: str | None = None
     """Where to roll out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By default the
     run's own task."""
     env: str | None = None
     """The id of a Gymnasium environment, such as Pendulum-v1 or PACKAGE:ID; the same as --task with an id."""
+    metric: str | None = None
+    """The column to print with its interval; by default the task's own."""
     episodes: int = 100
     """Episodes to roll out."""
     max_steps: int | None = None
@@ -131,6 +169,12 @@ class Eval:
     """Start each search at the previous action."""
     last: bool = False
     """The last policy of the run instead of the best one."""
+    workers: int = 1
+    """Processes that step the environments, while the policy acts on all episodes at once; the result is the same."""
+    video: Path | None = None
+    """A folder for films of episodes (MP4 with the package av, else GIF; needs the extra `video`)."""
+    film: tuple[int, ...] = (0, 1, 2)
+    """The episodes to film, by their numbers; counts with --video."""
     threads: int | None = None
     """Threads for torch."""
     device: str = "cpu"
@@ -144,6 +188,72 @@ class Eval:
         from cebm.commands import evaluate_run
 
         evaluate_run(self)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes a trained policy to one file that acts without cebm: its whole search, with a fixed effort."""
+
+    run: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    out: Path
+    """The file to write: .onnx for ONNX, .pt2 for the others."""
+    format: Literal["onnx", "torch", "aoti"] = "onnx"
+    """'onnx': for onnxruntime (needs the extra `onnx`). 'torch': a program of torch.export. 'aoti': compiled for this
+    machine, for C++ without Python."""
+    candidates: int | None = None
+    """Candidates of the search; by default the policy's own."""
+    steps: int | None = None
+    """Steps of the sampler; by default the policy's own."""
+    last: bool = False
+    """The last policy of the run instead of the best one."""
+    with_: With = ()
+    """A file or module of your own pieces that the run is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.commands import export_run
+
+        export_run(self)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serves a policy to clients over websockets, in openpi's format; docs/serving.md tells how. SIGTERM ends it after
+    the requests under way, SIGHUP reads the policy again."""
+
+    policy: tyro.conf.Positional[Path]
+    """A run directory (its best policy is taken) or a policy directory."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines reach needs a token."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    token_file: Path | None = None
+    """A file with the token that clients must send."""
+    tls_certificate: Path | None = None
+    """File of the certificate with its chain, for TLS."""
+    tls_key: Path | None = None
+    """File of the certificate's key."""
+    watch: float = 0.0
+    """Look every so many seconds whether the policy on disk has changed, and take the new one. 0: only by SIGHUP."""
+    connections: int = 128
+    """Clients at a time."""
+    rate: float = 2000.0
+    """Requests per second and client."""
+    hang: float = 10.0
+    """Seconds after which a batch counts as hung, and its worker is replaced."""
+    threads: int | None = None
+    """Threads for torch."""
+    device: str = "cpu"
+    """Where to act."""
+    verbose: bool = False
+    """Log every refused request, too."""
+    with_: With = ()
+    """A file or module of your own pieces that the policy is made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.serving.command import serve_policy
+
+        serve_policy(self)
 
 
 @dataclass(frozen=True)
@@ -163,24 +273,16 @@ class Report:
         report_runs(list(self.runs), self.out, self.with_)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Runs a study: many runs, each resumable, on an engine. Finished runs are not repeated."""
+@dataclass(frozen=True, kw_only=True)
+class OnEngine:
+    """Where many runs run."""
 
-    study: tyro.conf.Positional[str]
-    """A Python file or module, with the name of the study in it unless that is `study`: FILE.py, FILE.py:NAME."""
     engine: Literal["local", "submitit", "ray"] = "local"
     """Processes of this machine; submitit, for SLURM; Ray."""
     workers: int | None = None
     """Runs at a time; by default one per core."""
     threads: int = 1
     """Threads of each run."""
-    out: Path = Path("runs/study")
-    """Folder of the runs, their records, and results.csv, results.parquet and results.html."""
-    metric: str | None = None
-    """The number that the page is about, such as test.success; by default the task's own."""
-    episodes: int = 200
-    """Held-out episodes that measure the best policy of each run; 0: none."""
     retries: int = 2
     """How often a run that failed is tried again."""
     address: str | None = None
@@ -189,6 +291,20 @@ class Sweep:
     """For submitit: slurm, local or debug; by default slurm where there is one."""
     option: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """For submitit, as NAME=VALUE: slurm_partition=gpu, timeout_min=600; may be repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(OnEngine):
+    """Runs a study: many runs, each resumable, on an engine. Finished runs are not repeated."""
+
+    study: tyro.conf.Positional[str]
+    """A Python file or module, with the name of the study in it unless that is `study`: FILE.py, FILE.py:NAME."""
+    out: Path = Path("runs/study")
+    """Folder of the runs, their records, and results.csv, results.parquet and results.html."""
+    metric: str | None = None
+    """The number that the page is about, such as test.success; by default the task's own."""
+    episodes: int = 200
+    """Held-out episodes that measure the best policy of each run; 0: none."""
     dry_run: bool = False
     """Run nothing: say how many runs there are, and by a short calibration what they cost."""
     with_: With = ()
@@ -200,8 +316,8 @@ class Sweep:
         sweep_study(self)
 
 
-@dataclass(frozen=True)
-class Reproduce:
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(OnEngine):
     """Measures the paper's claims and writes a ledger with a verdict for each. Goes on where it was stopped."""
 
     claims: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -210,8 +326,6 @@ class Reproduce:
     """'paper' is the evidence and takes hours; 'smoke' tries the code."""
     seeds: int | None = None
     """Seeds of every claim; by default the claim's own number."""
-    workers: int | None = None
-    """Processes of one thread each; by default one per core."""
     out: Path = Path("results")
     """Folder of the records and figures; the ledger is written beside it, with the suffix .md."""
     runs: Path = Path("runs/reproduce")
@@ -242,8 +356,11 @@ def from_checkout(name: str) -> Any:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demos": Demos,
+    "data": Data,
     "train": Train,
     "eval": Eval,
+    "export": Export,
+    "serve": Serve,
     "report": Report,
     "sweep": Sweep,
     "reproduce": Reproduce,

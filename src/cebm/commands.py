@@ -3,8 +3,9 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,18 +18,21 @@ from cebm.demonstrations.files import check_target
 from cebm.distributed import Group, group_of_environment
 from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
+from cebm.exported import load_exported
+from cebm.films import write_film
 from cebm.options import options_of, with_options
 from cebm.policy import EnergyPolicy, load
-from cebm.progress import ProgressBar, TensorBoard, measured
+from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
+from cebm.protocols import PROTOCOLS, measure, to_document, words
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import Job, Listener, Outcome, check_new, load_job, material_of, resume, train
+from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
-from cebm.tasks import Gym, ParticleTask, Task, task_of
+from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
 
 if TYPE_CHECKING:
-    from cebm.cli import Certify, Demos, Eval, Sweep
+    from cebm.cli import Certify, Demos, Eval, Export, OnEngine, Sweep
 
 DEFAULT_TRIAL = "steady"
 
@@ -52,19 +56,23 @@ def named_trial(text: str) -> Trial:
 
 
 def named_task(text: str, particle: dict[str, Any]) -> Task:
-    """`particle` with these settings, a Gymnasium id, or the task that FILE.py:NAME or MODULE:NAME names."""
+    """`particle` with these settings, another task that ships with cebm, a Gymnasium id, or the task that FILE.py:NAME
+    or MODULE:NAME names."""
     if text == "particle":
         return ParticleTask(**particle)
     if particle:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in particle)
         raise ValueError(f"{options}: the particle task has this setting, {text} has not")
+    ours = shipped(text)
+    if ours is not None:
+        return ours
     place, _, name = text.rpartition(":")
     if re.search(r"/|-v\d+$", name) and not name.endswith(".py"):
         return Gym(text)
     if not place:
         raise ValueError(
-            f"task is {text!r}, expected particle, the id of a Gymnasium environment such as Pendulum-v1, "
-            "FILE.py:NAME or MODULE:NAME"
+            f"task is {text!r}, expected particle, {', '.join(SHIPPED)}, the id of a Gymnasium environment such as "
+            "Pendulum-v1, FILE.py:NAME or MODULE:NAME"
         )
     found = _made(find_piece(text), text)
     if not isinstance(found, Task):
@@ -128,7 +136,8 @@ class RunArguments:
     out: Path | None = None
     """The run directory; by default runs/TRIAL-SEED."""
     data: Path | None = None
-    """Demonstrations, as `cebm demos` or `Demonstrations.save` wrote them. By default the task's expert gives them."""
+    """Demonstrations: cebm's own, .npz, .npy, CSV, Parquet, HDF5, Zarr, Minari or LeRobot (docs/data.md). By default
+    the task's expert gives them."""
     task: str | None = None
     """Where the policy is rolled out: particle, the id of a Gymnasium environment, FILE.py:NAME or MODULE:NAME. By
     default the task that the data name, and particle without data."""
@@ -211,7 +220,7 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         import_pieces(parsed.with_)
         check_seed(parsed.job.seed)
         composed = with_options(trial, getattr(parsed, "trial", None))
-        job = replace(with_options(template, parsed.job), trial=composed, **parsed.place())
+        job = with_options(replace(template, trial=composed, **parsed.place()), parsed.job)
         try:
             to_json(job)
         except TypeError as error:
@@ -220,11 +229,16 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
         with group_of_environment(job.device) as group:
             with group.together():
                 check_new(out)  # before an expert's long work
-                material = material_of(job)
+                with share_bar("reading") if group.first else nullcontext(lambda share: None) as listen_reading:
+                    material = material_of(job, listen_reading)
             origin = parsed.data if job.task is None or parsed.data else job.task.name
             if group.first:
                 print(f"{material.summary()} ({origin})", flush=True)
-            _run(job, out, parsed.tensorboard, lambda listen: train(job, out, listen, material, group), group)
+
+            def start(listen: Listener) -> Outcome:
+                return train(job, out, listen, material, group, print)
+
+            _run(job, out, parsed.tensorboard, start, group)
 
     return start_run
 
@@ -271,12 +285,15 @@ def set_threads(threads: int | None) -> None:
 
 
 def write_demonstrations(arguments: "Demos") -> None:
-    """`cebm demos`: the episodes of a task's expert."""
+    """`cebm demos`: the episodes of a task's expert, or those that others recorded."""
     seed = check_seed(arguments.seed)
     particle = _particle_settings(arguments, ("dim", "steps", "wait", "random_order", "hide_velocity"))
     task = named_task(arguments.task, particle)
     check_target(arguments.out)  # before the expert's long work
-    demonstrations = task.demonstrations(arguments.episodes, seed)
+    if arguments.from_ is not None:
+        demonstrations = task.convert(arguments.from_)
+    else:
+        demonstrations = task.demonstrations(arguments.episodes, seed)
     demonstrations.save(arguments.out)
     print(f"{demonstrations.summary()}\n{arguments.out}")
 
@@ -285,6 +302,11 @@ def evaluate_run(arguments: "Eval") -> None:
     """`cebm eval`: the summary is printed and, for a run, kept beside its metrics with a row per episode."""
     set_threads(arguments.threads)
     import_pieces(arguments.with_)
+    if arguments.protocol is not None:
+        _follow_protocol(arguments)
+        return
+    if arguments.seeds:
+        raise ValueError("--seeds belong to --protocol; evaluate one run at a time without it")
     where = arguments.run
     is_run = (where / "run.json").exists()
     policy = load(where / "policy" if is_run and arguments.last else where, arguments.device)
@@ -297,11 +319,17 @@ def evaluate_run(arguments: "Eval") -> None:
         seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
         max_steps=arguments.max_steps,
         warm_start=arguments.warm_start,
+        workers=arguments.workers,
+        film=() if arguments.video is None else tuple(i for i in arguments.film if i < arguments.episodes),
         **{name: value for name, value in effort.items() if value is not None},
     )
-    summary = {"task": task.name, "metric": task.metric, **result.summary()}
+    metric = arguments.metric or task.metric
+    summary = {"task": task.name, "metric": metric, **result.summary(), **_interval(result, metric)}
     # First of all the result: the disk may be full.
-    print(json.dumps(summary) if arguments.json else sentence(result, task.metric), flush=True)
+    print(json.dumps(summary) if arguments.json else sentence(result, metric), flush=True)
+    if arguments.video is not None:
+        for index, frames in result.frames.items():
+            print(write_film(frames, arguments.video / f"episode-{index}"), file=sys.stderr)
     if is_run:
         try:
             result.write_csv(where / "evaluation.csv")
@@ -310,13 +338,46 @@ def evaluate_run(arguments: "Eval") -> None:
             raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
 
 
+def _follow_protocol(arguments: "Eval") -> None:
+    """`cebm eval --protocol`: the numbers are printed and kept in the first run."""
+    protocol, runs = PROTOCOLS[arguments.protocol or ""], [arguments.run, *arguments.seeds]
+    for name in ("last", "budget_ms", "max_steps", "video", "metric", "warm_start"):
+        if getattr(arguments, name):
+            raise ValueError(f"--{name.replace('_', '-')} does not go with --protocol, which says how to measure")
+    settings = {name: getattr(arguments, name) for name in ("candidates", "execute")}
+    task = None
+    if arguments.task or arguments.env:
+        task = _task_to_play(arguments, load(arguments.run, arguments.device), None)
+    lines = measure(
+        protocol,
+        runs,
+        task,
+        seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
+        device=arguments.device,
+        listen=lambda line: print(line, file=sys.stderr, flush=True),
+        workers=arguments.workers,
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    document = to_document(protocol, runs, lines)
+    print(json.dumps(document) if arguments.json else words(protocol, lines), flush=True)
+    write_document(arguments.run / f"protocol-{protocol.name}.json", document)
+
+
+def _interval(result: Evaluation, metric: str) -> dict[str, Any]:
+    """The ends of the metric's 95 % interval; none where all episodes have one number together."""
+    if metric in result.overall:
+        return {}
+    found = result.interval(metric)
+    return {f"{metric}_low": found.to_json()[1], f"{metric}_high": found.to_json()[2]}
+
+
 def _task_to_play(arguments: "Eval", policy: EnergyPolicy, job: Job | None) -> Task:
     if arguments.env is not None and arguments.task is not None:
         raise ValueError("env and task say the same: give one of them")
     if arguments.env is not None:
         return Gym(arguments.env)
     if arguments.task is not None:
-        dim = {"dim": policy.act_box.dim // policy.horizon} if arguments.task == "particle" else {}
+        dim = {"dim": policy.columns[1]} if arguments.task == "particle" else {}
         return named_task(arguments.task, dim)
     task = None if job is None else _task_of(job)
     if task is None:
@@ -328,19 +389,32 @@ def _task_of(job: Job) -> Task | None:
     """The job's task, or the one that the header of its data names."""
     if job.task is not None or job.data is None:
         return job.task
-    from cebm.demonstrations import Demonstrations
-
-    return task_of(Demonstrations.load(job.data).metadata)
+    return task_of(demonstrations_of(job, job.data).metadata)
 
 
 def sentence(result: Evaluation, metric: str = "success") -> str:
     """The summary for people."""
     summary = result.summary()
     words = [measured(summary, metric)] if measured(summary, metric) else []
+    if metric != "success" and metric not in result.overall and result.episodes > 1:
+        found = result.interval(metric)
+        words.append(f"[{found.low:.4g}, {found.high:.4g}]")
     successes = "" if result.successes is None else f"{result.successes}/"
     words.append(f"({successes}{result.episodes} episodes)")
     words.append(f"action {summary['action_ms_p50']:.1f} ms (p99 {summary['action_ms_p99']:.1f})")
     return "  ".join(words)
+
+
+def export_run(arguments: "Export") -> None:
+    """`cebm export`: prints what the file takes and gives."""
+    import_pieces(arguments.with_)
+    where = arguments.run
+    policy = load(where / "policy" if arguments.last and (where / "run.json").exists() else where)
+    policy.export(arguments.out, arguments.format, arguments.candidates, arguments.steps)
+    contract = load_exported(arguments.out).contract
+    inputs = [f"obs [batch, {contract.history * contract.frame}]"]
+    inputs += [f"{name} [batch, {contract.count(name)}]" for name in contract.inputs()[1:]]
+    print(f"{', '.join(inputs)} → action [batch, {contract.horizon * contract.action}]  {arguments.out}")
 
 
 def report_runs(runs: list[Path], out: Path, pieces: Sequence[str] = ()) -> None:
@@ -369,15 +443,15 @@ def sweep_study(arguments: "Sweep") -> None:
     pieces = (_module_of(arguments.study), *arguments.with_)
     import_pieces(arguments.with_)
     study = find_piece(arguments.study if _names_a_piece(arguments.study) else f"{arguments.study}:study")
-    workers = (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
     if arguments.dry_run:
-        print(estimate(study, arguments.out, arguments.episodes).words(workers))
+        print(estimate(study, arguments.out, arguments.episodes).words(_workers(arguments)))
         return
     found = sweep(
         study,
-        _engine(arguments, workers),
+        engine_of(arguments, arguments.out / "logs"),
         arguments.out,
         pieces=tuple(map(_absolute, pieces)),
+        measure=getattr(study, "measure", None),
         episodes=arguments.episodes,
         retries=arguments.retries,
     )
@@ -398,8 +472,8 @@ def _absolute(reference: str) -> str:
     return str(Path(reference).absolute()) if reference.endswith(".py") else reference
 
 
-def _engine(arguments: "Sweep", workers: int) -> Engine:
-    logs = arguments.out / "logs"
+def engine_of(arguments: "OnEngine", logs: Path) -> Engine:
+    """The engine that the command line asks for; what the runs print goes to `logs`."""
     for name, value, engine in (
         ("address", arguments.address, "ray"),
         ("cluster", arguments.cluster, "submitit"),
@@ -407,12 +481,17 @@ def _engine(arguments: "Sweep", workers: int) -> Engine:
     ):
         if value is not None and arguments.engine != engine:
             raise ValueError(f"--{name} belongs to --engine {engine}, not to {arguments.engine}")
+    workers = _workers(arguments)
     if arguments.engine == "ray":
         return Ray(workers, arguments.threads, arguments.address)
     if arguments.engine == "submitit":
         options = dict(_option(word) for word in arguments.option)
         return Submitit(logs, workers, arguments.threads, arguments.cluster, options)
     return Local(workers, arguments.threads, logs)
+
+
+def _workers(arguments: "OnEngine") -> int:
+    return (os.cpu_count() or 1) if arguments.workers is None else arguments.workers
 
 
 def _option(word: str) -> tuple[str, int | str]:

@@ -195,6 +195,9 @@ def group_of_environment(device: str = "cpu") -> Iterator[Group]:
         if local >= torch.cuda.device_count():
             raise ValueError(f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}")
         torch.cuda.set_device(local)
+    # Default arguments in this module keep the group that exists when it is first imported (building an optimiser does
+    # that). The threads of a group that is kept outlive it, and when Python ends they may abort the process.
+    importlib.import_module("torch.distributed.nn")
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
     try:
         with warnings.catch_warnings():

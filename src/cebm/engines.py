@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, runtime_checkable
 
+GRACE = 20.0
+"""Seconds that the result of a job may take to arrive, after SLURM has forgotten the job."""
 Words = tuple[str, ...]
 """The function as `module:name`, then its arguments."""
 
@@ -156,6 +158,8 @@ class Submitit:
 
     _executor: Any = field(default=None, init=False)
     _running: list[Any] = field(default_factory=list, init=False)
+    _missed: dict[str, float] = field(default_factory=dict, init=False)
+    _looked: float = field(default=-1e9, init=False)
 
     def __post_init__(self) -> None:
         _check_workers(self.workers)
@@ -173,17 +177,45 @@ class Submitit:
         return job
 
     def outcome(self, handle: Any) -> str | None:
-        if not handle.done():
+        if handle.done():
+            error = handle.exception()
+            found = "" if error is None else _last_of(error)
+        elif self._lost(handle.job_id):
+            found = "the job left SLURM's queue without a result"
+        else:
             return None
         if handle in self._running:
             self._running.remove(handle)
-        error = handle.exception()
-        return "" if error is None else _last_of(error)
+        return found
+
+    def _lost(self, job: str) -> bool:
+        """Whether SLURM's queue has been without a job for `GRACE` seconds, in which its result could still arrive.
+        submitit asks `sacct` alone, which knows nothing where a cluster keeps no accounts."""
+        if self._executor.cluster != "slurm":
+            return False
+        now = time.monotonic()
+        if now - self._looked > 5:
+            self._looked, queued = now, _queued()
+            for each in self._running:
+                if queued is None or each.job_id in queued:
+                    self._missed.pop(each.job_id, None)
+                else:
+                    self._missed.setdefault(each.job_id, now)
+        return now - self._missed.get(job, now) > GRACE
 
     def close(self) -> None:
         for job in self._running:
             job.cancel()
         self._running.clear()
+
+
+def _queued() -> set[str] | None:
+    """The jobs in SLURM's queue; None where it does not answer."""
+    try:
+        told = subprocess.run(["squeue", "--noheader", "--format=%A"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return set(told.stdout.split()) if told.returncode == 0 else None
 
 
 @dataclass
@@ -207,7 +239,9 @@ class Ray:
             raise ImportError("the engine ray needs an extra: pip install 'cebm[ray]'") from error
         self._ray = ray
         if not ray.is_initialized():
-            here = {"num_cpus": self.workers * self.threads, "include_dashboard": False} if self.address is None else {}
+            here: dict[str, Any] = {}
+            if self.address is None:
+                here = {"num_cpus": self.workers * self.threads, "include_dashboard": False}
             ray.init(address=self.address, log_to_driver=False, **here)
             self._began = True
         # Lost tasks are run again by the driver, which counts them.

@@ -1,10 +1,11 @@
 """Seeded roll-outs of a policy in a task; one row per episode, means with their errors, a rate with its interval."""
 
 import csv
+import inspect
 import io
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from cebm.intervals import Interval
 from cebm.policy import Runner
 from cebm.storage import write_atomically
 from cebm.tasks import TEST_SEED, VALIDATION_SEED, Actor, Task, as_task
@@ -46,6 +48,10 @@ class Evaluation:
     """Median time for one observation's action, measured alone after the roll-outs."""
     action_ms_p99: float
     """Its 99th percentile."""
+    overall: dict[str, float] = field(default_factory=dict)
+    """Metrics of all episodes together that no single one has (`Task.summarise`)."""
+    frames: dict[int, list[np.ndarray]] = field(default_factory=dict, repr=False)
+    """Pictures of the episodes that were filmed, by their index."""
 
     @property
     def episodes(self) -> int:
@@ -63,7 +69,10 @@ class Evaluation:
         return None if any(value is None for value in known) else sum(map(bool, known))
 
     def score(self, metric: str) -> float:
-        """The mean of a column over the episodes: what chooses a checkpoint, with `task.metric`."""
+        """The mean of a column over the episodes, or a metric of all together: what chooses a checkpoint, with
+        `task.metric`."""
+        if metric in self.overall:
+            return self.overall[metric]
         if metric not in self.columns:
             raise ValueError(f"the episodes have no column {metric!r} to score; they have {', '.join(self.columns)}")
         values = self._values(metric)
@@ -71,9 +80,20 @@ class Evaluation:
             raise ValueError(f"column {metric!r} cannot score: it is not a number in every episode")
         return float(np.mean(values))
 
+    def interval(self, metric: str) -> Interval:
+        """The mean of a column with its 95 % interval: Wilson's for success, Student's t for another column."""
+        if metric == "success" and self.successes is not None:
+            return Interval(self.successes / self.episodes, *wilson_interval(self.successes, self.episodes))
+        self.score(metric)  # refuses what is no number
+        values = self._values(metric)
+        if values is None:
+            raise ValueError(f"{metric!r} is one number of all episodes together and has no interval")
+        return Interval.of(values.tolist())
+
     def summary(self) -> dict[str, Any]:
         """Plain numbers: success with its 95 % interval; of every other column that is a number in every episode the
-        mean and, from two episodes on, its standard error NAME_se = s / √n, with s² = Σ(x − x̄)² / (n − 1); times."""
+        mean and, from two episodes on, its standard error NAME_se = s / √n, with s² = Σ(x − x̄)² / (n − 1); what the
+        task says of all episodes together; times."""
         result: dict[str, Any] = {"episodes": self.episodes, "seed": self.seed}
         if self.successes is not None:
             low, high = wilson_interval(self.successes, self.episodes)
@@ -87,6 +107,7 @@ class Evaluation:
                 result[name] = float(np.mean(values))
                 if len(values) > 1:
                     result[f"{name}_se"] = float(np.std(values, ddof=1) / math.sqrt(len(values)))
+        result |= self.overall
         result |= {"action_ms_p50": self.action_ms_p50, "action_ms_p99": self.action_ms_p99, "seconds": self.seconds}
         return result
 
@@ -114,6 +135,8 @@ def evaluate(
     seed: int = TEST_SEED,
     latency_calls: int = 50,
     max_steps: int | None = None,
+    workers: int = 1,
+    film: Collection[int] = (),
     **runner: Any,
 ) -> Evaluation:
     """Rolls `policy` out in a task: a `Task`, the id of a registered Gymnasium environment, an environment, or a
@@ -122,7 +145,8 @@ def evaluate(
     The policy is one of cebm's, or any object with `reset()` and `act(obs [batch, obs]) -> [batch, act]`. Episode i
     starts from a seed that only (seed, i) decides, and has at most `max_steps` steps (None: the task's own limit).
     Further arguments go to `Runner`: candidates, steps, warm_start, execute. `latency_calls` single actions are timed
-    afterwards.
+    afterwards. `workers`: processes that step the environments, while the policy acts here on the whole batch; the
+    rows are the same for any number. `film`: indices of episodes whose pictures to keep.
     """
     count = check_episodes(episodes)
     if latency_calls < 0:
@@ -133,11 +157,28 @@ def evaluate(
     sizes = _sizes(policy)
     if sizes is not None:
         place.check_policy(*sizes)
-    played = place.roll_out(actor, count, seed, max_steps)
+    played = place.roll_out(actor, count, seed, max_steps, **_wishes(place, count, workers, film))
     calls = latency_calls + 1 if latency_calls else 0  # one more, which pays for warming up
     times = [_action_ms(actor, played.last_obs[i % len(played.last_obs)]) for i in range(calls)][1:]
     p50, p99 = np.percentile(times, [50, 99]) if times else (math.nan, math.nan)
-    return Evaluation(played.rows, seed, perf_counter() - began, float(p50), float(p99))
+    return Evaluation(
+        played.rows, seed, perf_counter() - began, float(p50), float(p99), place.summarise(played.rows), played.frames
+    )
+
+
+def _wishes(task: Task, count: int, workers: int, film: Collection[int]) -> dict[str, Any]:
+    """What a roll-out gets beyond the contract, where the task takes it."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    beyond = sorted(index for index in film if not 0 <= index < count)
+    if beyond:
+        raise ValueError(f"film: there is no episode {beyond[0]} of {count}")
+    known = inspect.signature(task.roll_out).parameters
+    if workers > 1 and "workers" not in known:
+        raise ValueError(f"{task.name} steps all its episodes at once: it has no use for {workers} workers")
+    if film and "film" not in known:
+        raise ValueError(f"{task.name} gives no pictures of its episodes")
+    return ({"workers": workers} if workers > 1 else {}) | ({"film": film} if film else {})
 
 
 def actor_of(policy: Any, seed: int, **runner: Any) -> Actor:
@@ -152,9 +193,8 @@ def actor_of(policy: Any, seed: int, **runner: Any) -> Actor:
 
 def _sizes(policy: Any) -> tuple[int, int] | None:
     """Columns of one observation and of one action; None where the policy does not tell."""
-    if all(hasattr(policy, name) for name in ("obs_box", "act_box", "history", "horizon")):
-        return policy.obs_box.dim // policy.history, policy.act_box.dim // policy.horizon
-    return None
+    columns: tuple[int, int] | None = getattr(policy, "columns", None)
+    return columns
 
 
 def _action_ms(actor: Actor, obs: np.ndarray) -> float:

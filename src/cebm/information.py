@@ -298,3 +298,17 @@ def _check_samples(energies: Tensor, log_q: Tensor, shape: torch.Size) -> None:
         raise ValueError("energies: NaN, -inf or nothing but +inf for an observation")
     if not torch.isfinite(log_q).all():
         raise ValueError("log_q: contains NaN or infinity")
+
+
+def energy_score(
+    draws: Float[Tensor, "batch draws act"], actions: Float[Tensor, "batch act"]
+) -> Float[Tensor, " batch"]:
+    """E‖Y − y‖ − ½ E‖Y − Y′‖ of draws Y, Y′ of a policy and the action y that was demonstrated (Gneiting and Raftery
+    2007), low is good. A proper score: its mean over y ~ p is lowest for the policy that draws from p. The second mean
+    is over pairs of different draws, so the estimate is unbiased for any number of draws from two on."""
+    count = draws.shape[1]
+    if count < 2:
+        raise ValueError(f"draws must be two or more per observation, got {count}")
+    away = (draws - actions.unsqueeze(1)).norm(dim=-1).mean(1)
+    apart = (draws.unsqueeze(1) - draws.unsqueeze(2)).norm(dim=-1).sum((1, 2)) / (count * (count - 1))
+    return away - apart / 2

@@ -160,6 +160,16 @@ def job(old: Json, where: str) -> Json:
     return {**old, "type": "cebm.runs:Job", **changed}
 
 
+def with_learned_constants(job: Json) -> Json:
+    """A run that began before constant actions were given back exactly goes on learning them: its weights are made for
+    all columns."""
+    trial = job.get("trial")
+    inputs = trial.get("inputs") if isinstance(trial, dict) else None
+    if not isinstance(trial, dict) or not isinstance(inputs, dict) or "constants" in inputs:
+        return job
+    return {**job, "trial": {**trial, "inputs": {**inputs, "constants": "learn"}}}
+
+
 def upgraded_policy(header: Json, tensors: dict[str, Tensor], where: str) -> tuple[Json, dict[str, Tensor]]:
     """Header and tensors of a policy of format 2."""
     network = take(header, "network", where)

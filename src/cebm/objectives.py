@@ -208,6 +208,38 @@ class Likelihood:
         return replace(found, loss=found.positive.mean())
 
 
+@dataclass(frozen=True)
+class TwoSquares:
+    """L = mean ½‖f(x, 0, 0) − y‖² + ½‖f(x, t y + (1 − t) z, t) − y‖², z ~ N(0, 1): the two steps of a `TwoStep` energy,
+    each by squared error, side by side. The refinement learns from the demonstrated action under noise, and not from
+    what the first step gives."""
+
+    count: int = 8
+    """Other examples' actions per example: they serve to log what contrastive objectives log, and train nothing."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, got {self.count}")
+
+    def check_composition(self, trial: "Trial") -> None:
+        if not getattr(trial.energy, "refines", False):
+            raise ValueError(
+                f"TwoSquares does not go with {type(trial.energy).__name__}: it needs an energy that refines its "
+                "prediction (`refines = True` in its settings, `predict` and `level` in the energy)"
+            )
+
+    def terms(self, energy: Any, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
+        noise = torch.randn(actions.shape, generator=generator, dtype=actions.dtype, device=actions.device)
+        level = energy.level
+        first = energy.predict(obs, torch.zeros_like(actions), 0.0)
+        second = energy.predict(obs, level * actions + (1 - level) * noise, level)
+        squares = [0.5 * (each - actions).square().sum(1).mean() for each in (first, second)]
+        with torch.no_grad():
+            found = Likelihood(self.count).terms(energy, obs, actions, generator)
+        own = {"first_loss": squares[0].detach(), "second_loss": squares[1].detach()}
+        return replace(found, loss=squares[0] + squares[1], log=own)
+
+
 # ---------------------------------------------------------------------------------------------- penalties
 
 

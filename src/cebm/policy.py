@@ -9,27 +9,30 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm import __version__
+from cebm import __version__, likelihood
 from cebm.acting import Acting, Found, Problem, Search
-from cebm.densities import Estimator, LogProb, Mode, modes_of, warn_untrusted
+from cebm.densities import LogProb, Mode
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
+from cebm.named import flat_observation
+from cebm.parts import Part
 from cebm.settings import StorageError, from_json, to_json
-from cebm.spaces import Box, Specification, check_finite, usable_device
+from cebm.spaces import Box, Specification, check_finite, traced, usable_device
 from cebm.storage import load_bundle, save_bundle, take
+from cebm.units import Conversion, Units
 
-FORMAT, VERSION = "cebm.policy", 3
+FORMAT, VERSION = "cebm.policy", 4
 Array = TypeVar("Array", bound=Any)
 
 
@@ -69,9 +72,9 @@ class EnergyPolicy:
     energy: EnergyModel
     """E(x, y) in normalised units."""
     obs_box: Box
-    """Normalises observations."""
+    """Normalises observations; their features, where there is a `conversion`."""
     act_box: Box
-    """Normalises actions."""
+    """Normalises actions; their features, where there is a `conversion`."""
     acting: Acting = Search()
     """How an action is found: `Search` or `Direct`."""
     spec: Specification | None = None
@@ -84,6 +87,8 @@ class EnergyPolicy:
     """Upper limits."""
     data_energies: Float[Tensor, " pairs"] | None = None
     """Sorted energies of training pairs, for the score."""
+    conversion: Conversion | None = None
+    """Kinds of columns and relative actions; None: every column is plain, the boxes are all."""
     _milliseconds: dict[tuple[int, int, int | None], float] = field(default_factory=dict, init=False)
     """Measured times by candidates, batch and steps; the one thing that a call may leave behind."""
 
@@ -101,9 +106,10 @@ class EnergyPolicy:
                 raise ValueError(f"{name} has {box.dim} dimensions, the energy expects {dim}")
             if box.dim != of_spec:
                 raise ValueError(f"{name} has {box.dim} dimensions, the specification has {of_spec}")
+        columns = self.units.act_dim
         for name, bound in (("low", self.low), ("high", self.high)):
-            if bound is not None and bound.shape != self.act_box.centre.shape:
-                raise ValueError(f"{name} has shape {tuple(bound.shape)}, actions have {self.act_box.dim} dimensions")
+            if bound is not None and bound.shape != (columns,):
+                raise ValueError(f"{name} has shape {tuple(bound.shape)}, actions have {columns} dimensions")
             if bound is not None and bool(bound.isnan().any()):
                 raise ValueError(f"{name} must not be NaN, got {bound.tolist()}")
         if self.data_energies is not None and (self.data_energies.ndim != 1 or not len(self.data_energies)):
@@ -114,11 +120,25 @@ class EnergyPolicy:
         object.__setattr__(self, "energy", _frozen(self.energy))
 
     def __repr__(self) -> str:
-        spec = self.specification
+        frame, action = self.columns
         return (
             f"EnergyPolicy({type(self.energy).__name__}, {type(self.acting).__name__}, "
-            f"{spec.history}×{spec.frame} observation → {spec.horizon}×{spec.action} action columns, {self.device})"
+            f"{self.history}×{frame} observation → {self.horizon}×{action} action columns, {self.device})"
         )
+
+    @cached_property
+    def units(self) -> Units:
+        """From raw observations and actions to the energy's inputs and outputs, and back."""
+        spec = self.specification
+        if self.conversion is None:
+            return Units.plain(self.obs_box, self.act_box, spec.history, spec.horizon)
+        return Units(self.obs_box, self.act_box, spec.history, spec.horizon, self.conversion)
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Raw columns of one observation and of one action."""
+        conversion = self.units.conversion
+        return conversion.obs.size, conversion.action.size
 
     @property
     def specification(self) -> Specification:
@@ -126,6 +146,11 @@ class EnergyPolicy:
         if self.spec is None:
             raise ValueError("the policy has no specification yet")
         return self.spec
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The named parts of a raw observation."""
+        return self.units.conversion.obs.parts or self.specification.parts
 
     @property
     def history(self) -> int:
@@ -144,6 +169,9 @@ class EnergyPolicy:
     @cached_property
     def limits(self) -> tuple[Tensor, Tensor]:
         """Smallest and largest action the policy gives."""
+        if not self.units.conversion.plain:
+            endless = self.act_box.centre.new_full((self.units.act_dim,), torch.inf)
+            return -endless if self.low is None else self.low, endless if self.high is None else self.high
         room = self.act_box.limit * self.act_box.scale
         low = self.act_box.centre - room if self.low is None else self.low
         high = self.act_box.centre + room if self.high is None else self.high
@@ -162,15 +190,20 @@ class EnergyPolicy:
         previous: Any = None,
         generator: torch.Generator | None = None,
     ) -> Array:
-        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list or a row of a table.
-        A tensor in gives a tensor out, anything else a numpy array.
+        """The action for one observation [obs] or a batch [batch, obs]: an array, a tensor, a list, a row of a table,
+        or a dictionary of named parts. A tensor in gives a tensor out, anything else a numpy array.
 
         `candidates` and `steps` set the effort, or `budget_ms` does: as many candidates as fit the time.
         `previous` (the last action) starts the search there, which keeps it in its mode. Without a `generator`
         the same call gives the same action.
         """
-        found, _ = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=False)
-        action = self._units(_taken(found))
+        obs = flat_observation(obs, self.parts, self.history)
+        rows = self._rows(obs, "obs", self.units.obs_dim)
+        found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=False)
+        with torch.no_grad():
+            action = self.actions(_taken(found).unsqueeze(1), rows)[:, 0]
+        if traced():  # no exception comes out of an exported policy: NaN says the same
+            action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:
             action = action[0]
         return action.to(obs.device) if isinstance(obs, Tensor) else action.cpu().numpy()  # type: ignore[return-value]
@@ -186,18 +219,19 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
+        obs = flat_observation(obs, self.parts, self.history)
         found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
         order = others.int().argsort(dim=1, stable=True)
         order = order.gather(1, found.energies.gather(1, order).argsort(dim=1, stable=True))
-        actions = self._units(found.actions)
+        actions = self.actions(found.actions, obs)
         score = torch.full_like(energies, torch.nan)
         if self.data_energies is not None:
             rank = torch.searchsorted(self.data_energies, energies.contiguous())
             score = rank.to(energies.dtype) / len(self.data_energies)
         return Proposal(
-            self._units(_taken(found)),
+            self.actions(_taken(found).unsqueeze(1), obs)[:, 0],
             score,
             actions.gather(1, order.unsqueeze(-1).expand_as(actions)),
             found.energies.gather(1, order),
@@ -214,16 +248,20 @@ class EnergyPolicy:
         everything: bool = False,
     ) -> Problem:
         """What `acting.search` gets for these observations, encoded."""
-        inputs = self._inputs(obs, "obs", self.obs_box)
-        before = None if previous is None else self._inputs(previous, "previous", self.act_box)
-        if before is not None and len(before) != len(inputs):
-            raise ValueError(f"previous has {len(before)} rows, obs has {len(inputs)}")
+        rows = self._observed(obs)
+        inputs = self._checked(self.units.inputs(rows), rows, "obs")
+        before = None
+        if previous is not None:
+            last = self._rows(previous, "previous", self.units.act_dim)
+            if last.shape[0] != rows.shape[0]:
+                raise ValueError(f"previous has {len(last)} rows, obs has {len(rows)}")
+            before = self._checked(self.units.targets(last, rows), last, "previous")
         return Problem(
             self.energy,
             self.energy.encode(inputs),
-            len(inputs),
+            inputs.shape[0],
             self.act_box,
-            *self._normalised_limits,
+            *self._normalised_limits(rows),
             torch.Generator(self.device).manual_seed(0) if generator is None else generator,
             generator is None,
             candidates,
@@ -259,27 +297,12 @@ class EnergyPolicy:
         estimate of log Z (see `cebm.densities`); warns, naming the observation, where it is not to be trusted.
         Without a proposal, the density is that in the box of the actions with its margin, and −∞ outside. A policy that
         was trained with smoothing (`specification.smoothing`) has the density of the actions with this noise."""
-        estimate = Estimator(draws, anneal=anneal, shared=generator is None)
-        with torch.no_grad():
-            problem, actions = self.problem(obs, generator=generator), self._inputs(action, "action", self.act_box)
-            if len(actions) != problem.rows:
-                raise ValueError(f"action has {len(actions)} rows, obs has {problem.rows}")
-            found = estimate(self.energy, problem.context, self.act_box.limit, problem.generator)
-            warn_untrusted(found)
-            value = -problem.energies(actions.unsqueeze(1))[:, 0] - found.log_partition
-            if not self.energy.proposes:
-                value = value.masked_fill((actions.abs() > self.act_box.limit).any(1), -torch.inf)
-            # p(y) of the data's units: the volume that one normalised unit has there.
-            return LogProb(value - self.act_box.scale.log().sum(), found.standard_error, found.shape)
+        return likelihood.log_prob(self, obs, action, draws, anneal, generator)
 
     def modes(self, obs: Any, *, draws: int = 512, generator: torch.Generator | None = None) -> list[list[Mode]]:
         """The modes of p(y|obs) for each row, the heaviest first, with the probability of their basins and its error:
         actions in the user's units. Warns, naming the observation, where the masses are not to be trusted."""
-        problem = self.problem(obs, generator=generator)
-        found = Estimator(draws)(self.energy, problem.context, self.act_box.limit, problem.generator)
-        warn_untrusted(found)
-        rows = modes_of(self.energy, problem.context, found, problem.low, problem.high)
-        return [[replace(mode, action=self._units(mode.action)) for mode in row] for row in rows]
+        return likelihood.modes(self, obs, draws, generator)
 
     def save(self, directory: str | Path) -> None:
         """Writes a directory with units, settings and weights; `cebm.load` reads it."""
@@ -299,12 +322,34 @@ class EnergyPolicy:
             "spec": to_json(self.specification),
             "obs_margin": self.obs_box.margin,
             "act_margin": self.act_box.margin,
+            "units": None if self.units.conversion.plain else to_json(self.conversion),
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
 
+    def export(
+        self,
+        path: str | Path,
+        format: Literal["onnx", "torch", "aoti"] = "onnx",
+        candidates: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """Writes one file that acts as `act` does with this effort, without cebm: `cebm.load_exported` gives it back as
+        a policy. Its observations are [batch, history · frame] and its random numbers are inputs (docs/deploy.md)."""
+        from cebm.export import export
+
+        export(self, path, format, candidates, steps)
+
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
-        self._inputs(obs, "obs", self.obs_box)
+        rows = self._observed(obs)
+        self._checked(self.units.inputs(rows), rows, "obs")
+
+    def actions(
+        self, normalised: Float[Tensor, "batch samples inside"], obs: Any
+    ) -> Float[Tensor, "batch samples act"]:
+        """Normalised actions for these observations in the user's units, within the limits."""
+        rows = self._observed(obs) if self.units.conversion.relative else None
+        return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(
         self,
@@ -324,18 +369,24 @@ class EnergyPolicy:
         if budget_ms is not None:
             batch = 1 if np.ndim(obs) == 1 else len(obs)
             candidates = self.candidates_within(budget_ms, batch, steps)
-        with torch.inference_mode() if self.energy.closed_form else torch.no_grad():
+        exporting = traced()
+        with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
             wishes: dict[str, Any] = {"candidates": candidates, "steps": steps, "previous": previous}
             problem = self.problem(obs, **wishes, generator=generator, everything=everything)
             found = self.acting.search(problem)
             chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
-            if not float(chosen.max()) < torch.inf:
+            if not exporting and not float(chosen.max()) < torch.inf:
                 row = int((~(chosen < torch.inf)).nonzero()[0])
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         return found, chosen
 
-    def _inputs(self, values: Any, name: str, box: Box) -> Float[Tensor, "batch dim"]:
-        """[dim] or [batch, dim] of any kind of number, to normalised [batch, dim] on the policy's device."""
+    def _observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
+        """Raw observations, given as rows or by the names of their parts."""
+        return self._rows(flat_observation(obs, self.parts, self.history), "obs", self.units.obs_dim)
+
+    def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
+        """[dim] or [batch, dim] of any kind of number, to raw [batch, dim] on the policy's device, in the dtype of the
+        units: far from zero, float32 would round before the centre is taken off."""
         if isinstance(values, Tensor):
             rows = values
         else:
@@ -344,35 +395,43 @@ class EnergyPolicy:
                 rows = torch.from_numpy(np.array(values, np.float64, order="C"))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name} must be numbers, got {type(values).__name__}: {error}") from error
-        rows = rows.to(self.device, box.centre.dtype)
+        rows = rows.to(self.device, self.obs_box.centre.dtype if name == "obs" else self.act_box.centre.dtype)
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.shape[1] != box.dim or not len(rows):
-            raise ValueError(f"{name} must be [{box.dim}] or [batch, {box.dim}], got {tuple(np.shape(values))}")
-        # In the dtype of the units: far from zero, float32 would round before the centre is taken off.
-        inputs = box.scaled(rows).to(self._dtype)
-        check_finite(inputs, name)
-        return inputs
+        if rows.ndim != 2 or rows.shape[1] != columns or not rows.shape[0]:
+            raise ValueError(f"{name} must be [{columns}] or [batch, {columns}], got {tuple(np.shape(values))}")
+        return rows
+
+    def _checked(self, inside: Tensor, raw: Tensor, name: str) -> Float[Tensor, "batch inside"]:
+        """In the energy's dtype, and finite."""
+        if not self.units.conversion.plain:
+            check_finite(raw, name)
+        inside = inside.to(self._dtype)
+        check_finite(inside, name)
+        return inside
 
     @cached_property
     def _dtype(self) -> torch.dtype:
         """The energy's; that of the units where it has no weights."""
         return next((p.dtype for p in self.energy.parameters() if p.is_floating_point()), self.act_box.centre.dtype)
 
-    @cached_property
-    def _normalised_limits(self) -> tuple[Tensor, Tensor]:
-        # Not with `normalise`, which refuses the infinite limits of an unbounded space.
-        low, high = (self.act_box.scaled(limit).to(self._dtype) for limit in self.limits)
-        return low, high
+    def _normalised_limits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The limits inside, for these raw observations."""
+        if not self.units.conversion.relative:
+            return self._same_limits
+        low, high = self.units.bounds(*self.limits, rows)
+        return low.to(self._dtype), high.to(self._dtype)
 
-    def _units(self, normalised: Tensor) -> Tensor:
-        """Normalised actions in the user's units, within the limits."""
-        return self.act_box.denormalise(normalised.to(self.act_box.centre.dtype)).clamp(*self.limits)
+    @cached_property
+    def _same_limits(self) -> tuple[Tensor, Tensor]:
+        """The limits inside, where they depend on no observation."""
+        low, high = self.units.bounds(*self.limits, self.units.middle.unsqueeze(0))
+        return low.to(self._dtype), high.to(self._dtype)
 
     def _measure(self, candidates: int, batch: int, steps: int | None) -> float:
         """Median milliseconds of a call."""
         key = (candidates, batch, steps)
         if key not in self._milliseconds:
-            obs = self.obs_box.centre.expand(batch, -1)
+            obs = self.units.middle.expand(batch, -1)
             times = []
             for _ in range(6):
                 began = perf_counter()
@@ -384,7 +443,8 @@ class EnergyPolicy:
 
 def _taken(found: Found) -> Float[Tensor, "batch act"]:
     """The candidate that was chosen for each observation."""
-    return found.actions[torch.arange(len(found.chosen), device=found.chosen.device), found.chosen]
+    index = found.chosen.view(-1, 1, 1).expand(-1, 1, found.actions.shape[2])
+    return found.actions.gather(1, index)[:, 0]
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
@@ -438,10 +498,12 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor], where: str, dev
         energy.load_state_dict(weights)
     except RuntimeError as error:
         raise StorageError(f"{where}: the weights do not fit the settings: {error}") from error
+    conversion = from_json(header.get("units"), Conversion | None, f"{where}: units")
     low, high, data_energies = (
         tensors[name].to(device) if name in tensors else None for name in ("low", "high", "data_energies")
     )
-    return EnergyPolicy(energy.to(device), boxes["obs"], boxes["act"], acting, spec, settings, low, high, data_energies)
+    pieces = (energy.to(device), boxes["obs"], boxes["act"], acting, spec, settings)
+    return EnergyPolicy(*pieces, low, high, data_energies, conversion)
 
 
 def _check_sizes(settings: Any, spec: Specification, weights: dict[str, Tensor], where: str) -> None:
@@ -531,8 +593,10 @@ class Runner:
         self._last: np.ndarray | None = None
 
     def act(self, obs: Any) -> np.ndarray:
-        """The next action of every episode [batch, act], or of one, for one observation [obs]. An observation that is
-        refused leaves the runner as it was."""
+        """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
+        its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
+        parts = getattr(self.policy, "parts", None)
+        obs = obs if parts is None else flat_observation(obs, parts)
         # A copy: environments may write the next observation into the same array.
         seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
         single = seen.ndim == 1

@@ -1,6 +1,9 @@
 """Listeners of a training run: each is called with every row of metrics as it is written."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +23,19 @@ def measured(row: dict[str, Any], metric: str | None = None) -> str:
     if not words and "validation_action_error" in row:
         words.append(f"error {row['validation_action_error']:.4g}")
     return "  ".join(words)
+
+
+@contextmanager
+def share_bar(name: str) -> Iterator[Callable[[float], None]]:
+    """A bar of a share from 0 to 1, on a terminal; nothing elsewhere. It shows after the first second."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    began = monotonic()
+    with Progress(console=console, transient=True, disable=not console.is_interactive or console.no_color) as bar:
+        task = bar.add_task(name.replace("[", r"\["), total=1.0, visible=False)
+        yield lambda share: bar.update(task, completed=share, visible=monotonic() - began > 1)
 
 
 class ProgressBar:

@@ -6,11 +6,13 @@ the paper's four trials, its failed attempts, the baselines and ours.
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from cebm.acting import Acting, Direct, Search
+from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary, walk
-from cebm.energies import MLP, MixtureDensity, Regression, Tilted
+from cebm.denoising import DenoisingScore, LevelContrast, Sum
+from cebm.energies import MLP, MixtureDensity, Nearest, NoiseConditional, Regression, Tilted, TwoStep
 from cebm.energies.base import EnergySettings
 from cebm.negatives import (
     GaussianMixture,
@@ -29,10 +31,12 @@ from cebm.objectives import (
     Likelihood,
     LossPenalty,
     MaximumEntropy,
+    TwoSquares,
 )
-from cebm.optimisers import Adam, Cosine, Optimiser
+from cebm.optimisers import Adam, Cosine, Optimiser, Trapezoid
 from cebm.samplers import Constant, DerivativeFree, Langevin, Polynomial
-from cebm.spaces import Scaling, Specification
+from cebm.spaces import Part, Specification
+from cebm.units import Kind, Perturbation, Relative, Symmetry, as_pieces
 
 __all__ = ["TRIALS", "Inputs", "Trial", "find_trial", "vary"]
 
@@ -41,8 +45,9 @@ __all__ = ["TRIALS", "Inputs", "Trial", "find_trial", "vary"]
 class Inputs:
     """What the energy gets to see of the data, and in which units."""
 
-    obs_scaling: Scaling = "min-max"
-    """'min-max': observations fill [-1, 1] (the paper). 'standardise': zero mean, unit variance (reference code)."""
+    obs_scaling: Literal["min-max", "standardise", "robust"] = "min-max"
+    """'min-max': observations fill [-1, 1] (the paper). 'standardise': zero mean, unit variance (reference code).
+    'robust': asinh around the median first, then as 'standardise': for heavy tails."""
     history: int = 1
     """Observations the policy sees: this many, the current one last."""
     horizon: int = 1
@@ -50,19 +55,54 @@ class Inputs:
     smoothing: float = 0.0
     """Standard deviation s of the noise that demonstrated actions get in training, normalised units: the energy is
     that of p(y|x) smoothed by N(0, s²), whose curvature is at most 1/s²."""
+    action_scaling: Literal["min-max", "robust"] = "min-max"
+    """'min-max': actions fill [-1, 1]. 'robust': asinh around the median first, for heavy tails."""
+    obs_kinds: tuple[Kind | str, ...] | Kind | str = ()
+    """Columns of an observation that are no plain numbers: "Angle(4)", "Quaternion('3:7')", "Category(0)"."""
+    action_kinds: tuple[Kind | str, ...] | Kind | str = ()
+    """Columns of an action that are no plain numbers."""
+    constants: Literal["exact", "learn"] = "exact"
+    """Action columns that never change: 'exact' gives them back exactly and learns the others, 'learn' takes them for
+    any other column, as runs of earlier versions do."""
+    relative: tuple[Relative | str, ...] | Relative | str = ()
+    """Actions that are told from columns of the newest observation: "Relative((0, 1), (0, 1), 64)"."""
+    jitter: tuple[Perturbation | str, ...] | Perturbation | str = ()
+    """Moves the state of each training example, while its actions stay where they are in raw units:
+    "Gaussian((0, 1), 5)", "PlanarPose('2:20', 3, 0.03)"."""
+    symmetries: tuple[Symmetry | str, ...] | Symmetry | str = ()
+    """Maps that turn an episode into an equivalent one; each doubles the training data."""
+    padding: Literal["keep", "drop", "mask"] = "keep"
+    """Training chunks that reach beyond the end of an episode: 'keep' repeats its last action, 'drop' leaves them out,
+    'mask' fills the rest with actions of random other steps, so that it teaches nothing."""
 
     def __post_init__(self) -> None:
-        if self.obs_scaling not in ("min-max", "standardise"):
-            raise ValueError(f"obs_scaling must be 'min-max' or 'standardise', got {self.obs_scaling!r}")
+        for name, choices in (
+            ("obs_scaling", ("min-max", "standardise", "robust")),
+            ("action_scaling", ("min-max", "robust")),
+            ("constants", ("exact", "learn")),
+            ("padding", ("keep", "drop", "mask")),
+        ):
+            if getattr(self, name) not in choices:
+                listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+                raise ValueError(f"{name} must be {listed}, got {getattr(self, name)!r}")
+        for name, method in (
+            ("obs_kinds", "inside"),
+            ("action_kinds", "inside"),
+            ("relative", "located"),
+            ("jitter", "perturb"),
+            ("symmetries", "transform"),
+        ):
+            object.__setattr__(self, name, as_pieces(getattr(self, name), name, method))
         for name in ("history", "horizon"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.smoothing < inf:
             raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
 
-    def specification(self, obs: int, action: int) -> Specification:
-        """What an energy is built for, on data of so many columns."""
-        return Specification.flat(obs, action, self.history, self.horizon, self.smoothing)
+    def specification(self, obs: int | tuple[Part, ...], action: int) -> Specification:
+        """What an energy is built for, on data of so many columns, or of these parts of an observation."""
+        parts = (Part("obs", (obs,)),) if isinstance(obs, int) else obs
+        return Specification(parts, action, self.history, self.horizon, self.smoothing)
 
 
 @dataclass(frozen=True)
@@ -128,6 +168,18 @@ TRIALS: dict[str, Trial] = {
         acting=Search(Langevin("ibc", 1, Constant(2 * _SMOOTHING**2), noise=0.0), 16, "draw", 4),
         inputs=Inputs("standardise", smoothing=_SMOOTHING),
     ),
+    # Ours, an energy at every noise level that chooses among its own draws: docs/annealed.md.
+    "annealed": Trial(
+        energy=NoiseConditional(),
+        objective=Sum(
+            (DenoisingScore(), LevelContrast(ShortChains(Annealed(), Uniform()))),
+            (1.0, 0.1),
+            (1, 4),
+        ),
+        optimiser=Adam(1e-3, Trapezoid(), batch_size=64, average=0.999, weight_decay=1e-4),
+        acting=AnnealedSearch(),
+        inputs=Inputs("standardise"),
+    ),
     # The paper's four.
     "ibc": _IBC,
     "ibc-mas": replace(_IBC, objective=_mas(sampler=Langevin("ibc", noise=0.1))),
@@ -146,6 +198,12 @@ TRIALS: dict[str, Trial] = {
     # The explicit baselines.
     "mse": replace(_IBC, energy=Regression(), objective=Likelihood(), acting=Direct()),
     "mdn": replace(_IBC, energy=MixtureDensity(), objective=Likelihood(), acting=Direct()),
+    # Two cheap baselines beyond the paper: the chunk of the nearest demonstration (no training, so one step is enough),
+    # and a regression with one refinement.
+    "nearest": replace(_IBC, energy=Nearest(), objective=Likelihood(), acting=Direct(), inputs=Inputs("standardise")),
+    "two-step": Trial(
+        TwoStep(), TwoSquares(), (), Adam(1e-3, Cosine(), average=0.995), Direct(), Inputs("standardise")
+    ),
     # The paper's failed attempts.
     "mcmc-loss": replace(_IBC, objective=MCMC()),
     "conditional-maxent": replace(_IBC, objective=MaximumEntropy(ShortChains(_CORRECT))),

@@ -120,7 +120,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
             energy=Tilted(MLP(width=self.width, init="torch"), MixtureDensity(width=self.width)),
             objective=InfoNCE(Proposed(), self.negatives),
             optimiser=Adam(self.learning_rate, Cosine(), batch_size=self.batch_size, average=0.99),
-            inputs=Inputs("standardise", smoothing=smoothing),
+            inputs=Inputs("standardise", smoothing=smoothing, constants="learn"),
         )
         pairs = Demonstrations.from_arrays(training[0], training[1], np.arange(1, len(training[0]) + 1))
         trainer = Trainer(trial, pairs, pairs, seed, "cpu", None, self.steps)

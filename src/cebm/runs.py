@@ -7,28 +7,28 @@ and policy/. One process at a time writes to it: the first, where a group of pro
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
 from typing import Any, TextIO
 
 import numpy as np
 import torch
 
 from cebm import __version__, legacy
-from cebm.demonstrations import Demonstrations
+from cebm.demonstrations import Demonstrations, open_demonstrations
 from cebm.distributed import ALONE, Group, GroupError
-from cebm.evaluation import VALIDATION_SEED, evaluate
+from cebm.evaluation import VALIDATION_SEED
 from cebm.policy import EnergyPolicy, load
 from cebm.recipes import Trial
+from cebm.selection import evaluation_row, score
 from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import usable_device
+from cebm.stopping import stop_signals
 from cebm.storage import (
     load_bundle,
     locked,
@@ -44,8 +44,6 @@ from cebm.tasks import Task, task_of
 from cebm.trainer import Trainer
 
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cebm.checkpoint", 2
-TIMES = ("seconds", "steps_per_second", "action_ms_p50", "action_ms_p99")
-"""Metrics that differ between two otherwise identical runs."""
 VALIDATION_EPISODES = 256
 """Demonstrations of a task to validate on: as many as there are pairs, so that no two pairs share an episode."""
 EXPERT_EPISODES = 300
@@ -76,7 +74,7 @@ class Job:
     """Gives demonstrations where there is no `data`, limits of the action, and roll-outs that choose the best policy.
     None: the task that the data name, if any."""
     data: str | None = None
-    """A file or directory of demonstrations; None: those of the task's expert."""
+    """A file or directory of demonstrations, of any format that is known; None: those of the task's expert."""
     episodes: int | None = None
     """The most demonstrations to train on; validation episodes come on top. None: all of `data`, 300 of an expert."""
     steps: int = 3000
@@ -97,6 +95,12 @@ class Job:
     """Where to train."""
     keep_checkpoints: int = 2
     """Checkpoints to keep, the newest; 0: all, for studies of how training goes."""
+    data_obs: tuple[str, ...] = ()
+    """Arrays or columns of the data that are observations: names, patterns, or NAME=PATTERN; by default the usual."""
+    data_action: tuple[str, ...] = ()
+    """Those that are actions."""
+    data_episodes: tuple[str, ...] = ()
+    """What tells where episodes end: ends, lengths, an id per step, flags of the last step; or `one`, `each`."""
 
     def __post_init__(self) -> None:
         counts = ("steps", "log_every", "evaluate_every", "checkpoint_every")
@@ -109,6 +113,9 @@ class Job:
             raise ValueError(f"keep_checkpoints must not be negative, got {self.keep_checkpoints}")
         if self.task is None and self.data is None:
             raise ValueError("a run needs a task or data")
+        for name in ("data_obs", "data_action", "data_episodes"):
+            if getattr(self, name) and self.data is None:
+                raise ValueError(f"{name} names columns of data, but there is no data")
 
 
 @dataclass(frozen=True)
@@ -131,14 +138,21 @@ class Material:
         return f"{self.training.episodes:,} demonstrations to train on, {self.validation.episodes:,} to validate on"
 
 
-def material_of(job: Job) -> Material:
-    """The demonstrations of a run: all but a tenth of its data to train on, or the expert's."""
+def demonstrations_of(job: Job, data: str, listen: Callable[[float], None] = lambda share: None) -> Demonstrations:
+    """The demonstrations of a file or directory, read as the job says; `listen` gets the share that is read."""
+    words = {"obs": job.data_obs, "action": job.data_action, "episodes": job.data_episodes}
+    return open_demonstrations(data, **words, listen=listen)
+
+
+def material_of(job: Job, listen: Callable[[float], None] = lambda share: None) -> Material:
+    """The demonstrations of a run: all but a tenth of its data to train on, or the expert's; `listen` gets the share
+    of the data that is read."""
     if job.data is None:
         if job.task is None:
             raise ValueError("a run needs a task or data")
         training = job.task.demonstrations(job.episodes or EXPERT_EPISODES, job.seed)
         return Material(training, job.task.demonstrations(VALIDATION_EPISODES, VALIDATION_SEED), job.task)
-    demonstrations = Demonstrations.load(job.data)
+    demonstrations = demonstrations_of(job, job.data, listen)
     task = task_of(demonstrations.metadata) if job.task is None else job.task
     if demonstrations.episodes == 1:
         return Material(demonstrations, demonstrations, task)
@@ -168,8 +182,10 @@ def train(
     listen: Listener = lambda row: None,
     material: Material | None = None,
     group: Group = ALONE,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written. Nothing is written
+    """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written, and `say` a line
+    for each thing that the units of the data are, before the first step. Nothing is written
     before the data are read and a first step has been tried, so a start that fails leaves nothing behind. `material`:
     the job's, if it was read already. `group`: the processes that train together; all must see the directory."""
     where = Path(directory)
@@ -177,13 +193,16 @@ def train(
         check_new(where)
         material = material_of(job) if material is None else material
         trainer = trainer_of(job, material, group)
+        if group.first:
+            for line in trainer.notes:
+                say(line)
     group.check_same(material.fingerprint(), "the data are")
     trainer.align()
     try:
         trainer.rehearse()
     except FloatingPointError as error:
         raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
-    record = _run_record(job, material, group)
+    record = _run_record(job, material, group, trainer.notes)
     with ExitStack() as stack:
         with group.together():
             if group.first:
@@ -246,7 +265,7 @@ def resume(
         with group.together():
             if changed and group.first:
                 with _writing(where):
-                    write_document(where / "run.json", _run_record(job, material, group))
+                    write_document(where / "run.json", _run_record(job, material, group, trainer.notes))
         return _loop(job, trainer, material, best, rows, where, listen)
 
 
@@ -281,6 +300,7 @@ def load_job(directory: str | Path) -> Job:
     stored = read_record(directory)["job"]
     if stored.get("type") == "Job":
         stored = legacy.job(stored, str(path))
+    stored = legacy.with_learned_constants(stored)
     return from_json(stored, Job, str(path))
 
 
@@ -303,7 +323,7 @@ def _loop(
     with ExitStack() as stack:
         with group.together():
             file = stack.enter_context(_metrics_file(where, rows)) if group.first else None
-        stop = stack.enter_context(_signals(once=group.size == 1))
+        stop = stack.enter_context(stop_signals(once=group.size == 1))
 
         def write(row: dict[str, Any]) -> None:
             if file is None:
@@ -405,36 +425,15 @@ def _evaluate(
     best: dict[str, Any],
     write: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Logs an evaluation and keeps the policy if it is the best so far: by the task's metric, then by action error."""
+    """Logs an evaluation and keeps the policy if it is the best so far (see `selection.score`)."""
     policy = trainer.policy()
-    row = evaluation_row(trainer, policy, job, task)
+    row = evaluation_row(trainer, policy, task, job.evaluation_episodes, job.evaluation_candidates)
     write({"kind": "evaluation", **row})
     found = score(row, task)
     if best and best["score"] >= found:
         return best
     policy.save(where / "best")
     return {"step": trainer.step_count, "score": found}
-
-
-def score(row: dict[str, Any], task: Task | None) -> list[float]:
-    """What a checkpoint is chosen by, more is better: the task's metric, then the action error."""
-    return [0.0 if task is None else float(row.get(task.metric, 0.0)), -row["validation_action_error"]]
-
-
-def evaluation_row(trainer: Trainer, policy: EnergyPolicy, job: Job, task: Task | None) -> dict[str, float]:
-    """Errors and information on demonstrations, and the task's metrics on validation episodes where there is one."""
-    most = getattr(policy.acting, "candidates", None)  # a way to act without candidates takes no effort
-    candidates = None if most is None else min(job.evaluation_candidates, most)
-    row = trainer.validate(policy, candidates)
-    if task is None:
-        return row
-    effort = {} if candidates is None else {"candidates": candidates}
-    found = evaluate(
-        policy, task, episodes=job.evaluation_episodes, seed=VALIDATION_SEED, latency_calls=0, **effort
-    ).summary()
-    about = {"episodes", "seed", "successes", "length", *TIMES}
-    wanted = {name for name in found if name not in about and not name.endswith("_se")} | {f"{task.metric}_se"}
-    return row | {name: value for name, value in found.items() if name in wanted}
 
 
 def _save_checkpoint(
@@ -534,40 +533,6 @@ def _metrics_file(where: Path, rows: list[dict[str, Any]]) -> Iterator[TextIO]:
         yield file
 
 
-class _Stop:
-    """Set by a signal, read between steps."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __bool__(self) -> bool:
-        return self.asked
-
-
-@contextmanager
-def _signals(once: bool = True) -> Iterator[_Stop]:
-    """SIGTERM and Ctrl-C ask to stop after the current step; a second one acts at once. Main thread only. Without
-    `once` the second one changes nothing: torchrun passes on a signal that the processes may have got already."""
-    stop = _Stop()
-    previous: dict[int, Any] = {}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.asked = True
-        if once:
-            signal.signal(number, previous[number])
-
-    try:
-        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
-            previous[number] = signal.signal(number, ask)
-    except ValueError:  # not the main thread: the caller's handlers stay
-        pass
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def source_commit() -> str | None:
     """The commit of the code that runs, where it is a checkout; '-dirty' where the code is not as committed. None where
     cebm is installed inside somebody else's repository."""
@@ -587,7 +552,7 @@ def source_commit() -> str | None:
     return f"{commit}-dirty" if commit and dirty else commit or None
 
 
-def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str, Any]:
+def _run_record(job: Job, material: Material, group: Group = ALONE, units: Sequence[str] = ()) -> dict[str, Any]:
     versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
@@ -596,4 +561,5 @@ def _run_record(job: Job, material: Material, group: Group = ALONE) -> dict[str,
         "threads": torch.get_num_threads(),
         "processes": group.size,
         "data": material.fingerprint(),
+        "units": list(units),
     }

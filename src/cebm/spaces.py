@@ -3,16 +3,19 @@
 Samplers work in normalised coordinates, where the data fill [-1, 1] (a range of 2).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from math import inf, isfinite, prod
+from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from cebm.parts import Part as Part
+from cebm.randomness import draw_uniform
 
 NORMALISED_RANGE = 2.0
 Scaling = Literal["min-max", "standardise"]
@@ -45,26 +48,6 @@ def usable_device(name: torch.device | str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {str(name)!r} cannot be used on this machine: {reason}") from error
     return device
-
-
-@dataclass(frozen=True)
-class Part:
-    """A named part of an observation: joint positions, an image, a goal."""
-
-    name: str
-    """Name of the part in the data and in messages."""
-    shape: tuple[int, ...]
-    """Shape in one observation: (7,) for seven joints, (96, 96, 3) for an image."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a part of an observation needs a name")
-        if any(size < 0 for size in self.shape):
-            raise ValueError(f"part {self.name!r}: sizes must not be negative, got {self.shape}")
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -170,20 +153,48 @@ def pending_checks() -> Checks | None:
     return _PENDING.get()
 
 
+_TRACED: ContextVar[bool] = ContextVar("traced", default=False)
+
+
+def traced() -> bool:
+    """Whether this is compiled or exported: then nothing may depend on a tensor's values, or raise because of it."""
+    return torch.compiler.is_compiling() or _TRACED.get()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Inside the block `traced()` is true."""
+    token = _TRACED.set(True)
+    try:
+        yield
+    finally:
+        _TRACED.reset(token)
+
+
 def check_finite(values: Tensor, name: str) -> None:
     """ValueError that names the dimensions (last axis) of `values` that hold NaN or infinity."""
-    total, later = values.sum(), pending_checks()  # quick: a finite sum has no NaN or infinity in it
+    check_all_finite([(name, values)])
+
+
+def check_all_finite(named: Sequence[tuple[str, Tensor]]) -> None:
+    """The same of several tensors with one look. What is compiled or exported has no exceptions: nothing is checked."""
+    if traced():
+        return
+    total, later = named[0][1].sum(), pending_checks()  # quick: a finite sum has no NaN or infinity in it
+    for _, values in named[1:]:
+        total = total + values.sum()
     if later is not None:
-        later.add(~torch.isfinite(total), lambda: _refuse_infinite(values, name))
+        later.add(~torch.isfinite(total), lambda: _refuse_infinite(named))
     elif not isfinite(total.item()):
-        _refuse_infinite(values, name)
+        _refuse_infinite(named)
 
 
-def _refuse_infinite(values: Tensor, name: str) -> None:
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        bad = (~finite).reshape(-1, values.shape[-1]).any(0).nonzero().flatten().tolist()
-        raise ValueError(f"{name} has NaN or infinite values in dimension {', '.join(map(str, bad))}")
+def _refuse_infinite(named: Sequence[tuple[str, Tensor]]) -> None:
+    for name, values in named:
+        finite = torch.isfinite(values)
+        if not bool(finite.all()):
+            bad = (~finite).reshape(-1, values.shape[-1]).any(0).nonzero().flatten().tolist()
+            raise ValueError(f"{name} has NaN or infinite values in dimension {', '.join(map(str, bad))}")
 
 
 @dataclass(frozen=True)
@@ -286,7 +297,7 @@ class Box:
     ) -> Float[Tensor, "*shape dim"]:
         """Uniform in the box with its margin, normalised: [-1.1, 1.1] per dimension; by default in the box's dtype."""
         dtype = self.centre.dtype if dtype is None else dtype
-        unit = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=self.centre.device)
+        unit = draw_uniform(generator, (*shape, self.dim), self.centre.new_empty(0, dtype=dtype))
         return (2 * unit - 1) * self.limit
 
     def clip(self, normalised: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

@@ -2,8 +2,9 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,17 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.composition import built, modules_in, vary
+from cebm.composition import built, modules_in
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.distributed import ALONE, Group
-from cebm.information import SaturatedBoundWarning, info_nce_bound
+from cebm.information import SaturatedBoundWarning, energy_score, info_nce_bound
 from cebm.losses import info_nce
 from cebm.objectives import Terms
 from cebm.policy import EnergyPolicy
-from cebm.recipes import Trial, find_trial
+from cebm.recipes import Trial
 from cebm.settings import StorageError
-from cebm.spaces import Box, Specification, looking_later
+from cebm.spaces import Box, Specification, check_finite, looking_later
 from cebm.storage import take
+from cebm.units import extended, located, measure, perturbed
 
 Limits = tuple[Any, Any]
 
@@ -102,27 +104,51 @@ class Trainer:
         self._share = group.share(trial.optimiser.batch_size)
         self.trial, self.seed, self.device, self.limits = trial, seed, torch.device(device), limits
         inputs = trial.inputs
+        self._jitter = located(inputs.jitter, training)
+        training = extended(training, located(inputs.symmetries, training))
         self.training = training.windows(inputs.history, inputs.horizon)
         self.validation = validation.windows(inputs.history, inputs.horizon)
-        self.obs_box = Box.fit(training.obs, inputs.obs_scaling).tiled(inputs.history).to(self.device)
-        self.act_box = Box.fit(training.actions).tiled(inputs.horizon).to(self.device)
-        self.spec = inputs.specification(training.obs_dim, training.act_dim)
+        self._rows = _rows(self.training, inputs.padding)
+        measured = measure(inputs, self.training, self._rows)
+        self.units, self.notes = measured.units.to(self.device), measured.notes
+        self._range = (measured.low, measured.high)
+        forms = self.units.conversion
+        self.spec = inputs.specification(forms.obs.inside_parts, forms.action.features)
+        if hasattr(trial.energy, "sized"):
+            self.trial = trial = replace(trial, energy=trial.energy.sized(len(self._rows)))
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.learner = Learner(trial, self.spec, self.generator).to(self.device)
         if group.size > 1:  # the weights are the same in all processes, what follows is not
             self.generator.manual_seed(group.seed(seed))
+        remember = getattr(self.learner.energy, "remember", None)
+        if callable(remember):
+            remember(*self._normalised(self.training, self._rows))
         self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
+        self._trains = any(True for _ in self.learner.parameters())  # what has no weights has no gradients
         self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
         self._order: tuple[int, np.ndarray, Tensor] | None = None
-        # Small sets live on the device, normalised; large ones stay on disk and are gathered batch by batch.
+        # Small sets live on the device, normalised unless they are varied; large ones stay on disk and are gathered
+        # batch by batch.
         small = len(self.training) * (self.training.obs_dim + self.training.act_dim) < 100_000_000
-        self._resident = self._normalised(self.training, slice(None)) if small else None
+        self._varied = bool(self._jitter) or inputs.padding == "mask"
+        gather = self._raw if self._varied else self._normalised
+        self._resident = self._all(gather) if small else None
         self._learning_rate()  # a schedule that cannot be followed says so now
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, len(self.training) // self.trial.optimiser.batch_size)
+        return max(1, len(self._rows) // self.trial.optimiser.batch_size)
+
+    @property
+    def obs_box(self) -> Box:
+        """Scales the features of an input."""
+        return self.units.obs_box
+
+    @property
+    def act_box(self) -> Box:
+        """Scales the features of an output."""
+        return self.units.act_box
 
     def step(self) -> dict[str, Tensor]:
         """One optimiser step on the next batch; what to log of it, as tensors. Weights stay as they are when the
@@ -149,7 +175,8 @@ class Trainer:
         with looking_later() as checks, self._global_randomness():
             obs, actions = self._batch(self.step_count)
             loss, log = self.learner.loss(obs, actions, self.generator)
-            loss.backward()
+            if self._trains:
+                loss.backward()
         norm = log["parameter_gradient_norm"] = self._gradient_norm()
         # The whole loss, with that of a proposal or a marginal beside the energy's own, which is what is logged.
         for name, value in (("loss", loss.detach()), ("parameter_gradient_norm", norm)):
@@ -205,15 +232,17 @@ class Trainer:
         unless `averaged=False`."""
         energy = copy.deepcopy(self.learner.energy if self.average is None or not averaged else self.average)
         energy = energy.eval().requires_grad_(False)
-        rows = np.random.default_rng(self.seed).permutation(len(self.training))[:1024]
-        obs, actions = self._normalised(self.training, np.sort(rows))
+        rows = np.random.default_rng(self.seed).permutation(len(self._rows))[:1024]
+        obs, actions = self._normalised(self.training, self._rows[np.sort(rows)])
         with torch.no_grad():
             data_energies = energy(obs, actions.unsqueeze(1))[:, 0].sort().values
         bounds: dict[str, Tensor] = {}
         if self.limits is not None:
             for name, limit in zip(("low", "high"), self.limits, strict=True):
-                given = torch.as_tensor(np.asarray(limit)).to(self.act_box.centre).expand(self.spec.action)
-                bounds[name] = given.repeat(self.spec.horizon)
+                given = torch.as_tensor(np.asarray(limit)).to(self.act_box.centre)
+                bounds[name] = given.expand(self.units.conversion.action.size).repeat(self.spec.horizon)
+        elif self._range[0] is not None and self._range[1] is not None:
+            bounds = {"low": self._range[0].to(self.act_box.centre), "high": self._range[1].to(self.act_box.centre)}
         return EnergyPolicy(
             energy,
             self.obs_box,
@@ -222,11 +251,15 @@ class Trainer:
             self.spec,
             self.trial.energy,
             data_energies=data_energies,
+            conversion=self.units.conversion,
             **bounds,
         )
 
-    def validate(self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256) -> dict[str, float]:
-        """Action errors on training and validation pairs, and the bound on mutual information on the latter.
+    def validate(
+        self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256, draws: int = 0
+    ) -> dict[str, float]:
+        """Action errors on training and validation pairs, and on the latter the bound on mutual information and, with
+        `draws` per pair (two or more), the energy score of what the policy draws, in normalised units.
 
         The bound takes the other examples' actions as negatives whatever the trial trains with: only independent
         samples of the marginal make it a bound. It says nothing where it is below 0, which is then logged as 0.
@@ -237,9 +270,16 @@ class Trainer:
             obs, actions = windows[rows]
             chosen = policy.act(obs, candidates=candidates)
             # In float64: the squares of large units overflow float32.
-            away = np.asarray(chosen, np.float64) - np.asarray(actions, np.float64)
-            result[f"{name}_action_error"] = float(np.linalg.norm(away, axis=1).mean())
+            pair = (torch.from_numpy(np.asarray(each, np.float64)) for each in (chosen, actions))
+            result[f"{name}_action_error"] = float(np.linalg.norm(self.units.difference(*pair).numpy(), axis=1).mean())
         inputs, targets = self._normalised(self.validation, rows)
+        if draws:
+            generator = torch.Generator(self.device).manual_seed(self.seed)  # the same numbers for every checkpoint
+            drawn = policy.act(np.repeat(obs, draws, 0), candidates=candidates, generator=generator)
+            seen = np.repeat(np.asarray(obs), draws, 0)
+            pair = (torch.from_numpy(each).to(self.device) for each in (np.asarray(drawn, seen.dtype), seen))
+            taken = self.units.targets(*pair).to(targets).unflatten(0, (-1, draws))
+            result["validation_energy_score"] = float(energy_score(taken, targets).mean())
         count = len(rows)
         if count > 1:
             with torch.no_grad():
@@ -314,22 +354,58 @@ class Trainer:
         size, epoch = self.trial.optimiser.batch_size, step // self.steps_per_epoch
         if self._order is None or self._order[0] != epoch:
             order = np.random.default_rng([self.seed, epoch])
-            if len(self.training) < size:
-                rows = order.integers(len(self.training), size=size)
-            else:
-                rows = order.permutation(len(self.training))
+            count = len(self._rows)
+            rows = self._rows[order.integers(count, size=size) if count < size else order.permutation(count)]
             self._order = (epoch, rows, torch.from_numpy(rows).to(self.device))
         place = (step % self.steps_per_epoch) * size
         now = slice(place + self._share.start, place + self._share.stop)
-        if self._resident is None:
-            return self._normalised(self.training, self._order[1][now])
-        chosen = self._order[2][now]
-        return self._resident[0][chosen], self._resident[1][chosen]
+        rows = self._order[1][now]
+        if self._resident is not None:
+            chosen = self._order[2][now]
+            obs, actions = self._resident[0][chosen], self._resident[1][chosen]
+        else:
+            obs, actions = (self._raw if self._varied else self._normalised)(self.training, rows)
+        return self._vary(obs, actions, rows) if self._varied else (obs, actions)
+
+    def _vary(self, obs: Tensor, actions: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Raw pairs with jitter and masked padding, normalised."""
+        inputs = self.trial.inputs
+        if inputs.padding == "mask":
+            beyond = torch.from_numpy(self.training.padding(rows)).to(self.device)
+            steps = actions.unflatten(1, (inputs.horizon, -1))
+            others = torch.randint(
+                steps.shape[0] * steps.shape[1], beyond.shape, generator=self.generator, device=self.device
+            )
+            actions = torch.where(beyond.unsqueeze(-1), steps.flatten(0, 1)[others], steps).flatten(1)
+        obs = perturbed(obs, inputs.history, self._jitter, self.generator)
+        check_finite(obs, "the perturbed obs")
+        return self.units.inputs(obs).float(), self.units.targets(actions, obs).float()
+
+    def _raw(self, windows: Windows, rows: Any) -> tuple[Tensor, Tensor]:
+        """Pairs on the device."""
+        obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for part in windows[rows])
+        return obs, actions
 
     def _normalised(self, windows: Windows, rows: Any) -> tuple[Tensor, Tensor]:
         """In float32, after the centre is taken off in the data's own precision."""
-        obs, actions = (torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for part in windows[rows])
-        return self.obs_box.normalise(obs).float(), self.act_box.normalise(actions).float()
+        obs, actions = self._raw(windows, rows)
+        check_finite(obs, "values")
+        check_finite(actions, "values")
+        return self.units.inputs(obs).float(), self.units.targets(actions, obs).float()
+
+    def _all(self, gather: Callable[[Windows, Any], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Every pair, filled in block by block: no second copy of all of them, in a wider type, is ever made."""
+        whole: tuple[Tensor, Tensor] | None = None
+        for begin in range(0, len(self.training), 1 << 14):
+            rows = slice(begin, begin + (1 << 14))
+            parts = gather(self.training, rows)
+            if whole is None:
+                whole = tuple(part.new_empty(len(self.training), *part.shape[1:]) for part in parts)  # type: ignore[assignment]
+            for all_of_it, part in zip(whole, parts, strict=True):  # type: ignore[arg-type]
+                all_of_it[rows] = part
+        if whole is None:
+            raise ValueError("there are no windows to train on")
+        return whole
 
     @contextmanager
     def _global_randomness(self) -> Iterator[None]:
@@ -341,6 +417,16 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(hash(place) % 2**63)
             yield
+
+
+def _rows(windows: Windows, padding: str) -> np.ndarray:
+    """The training pairs: all, or those whose chunk lies inside its episode."""
+    if padding != "drop":
+        return np.arange(len(windows))
+    rows = windows.whole()
+    if not len(rows):
+        raise ValueError(f"padding='drop' leaves no training data: no episode has {windows.horizon} steps")
+    return rows
 
 
 def _refuse(name: str, value: Tensor) -> None:
@@ -365,34 +451,3 @@ def _check_fit(given: dict[str, Tensor], wanted: dict[str, Tensor], prefix: str)
         need = tuple(wanted[name].shape) if name in wanted else "not there"
         if have != need:
             raise StorageError(f"checkpoint: {prefix}{name} is {have}, this run's is {need}")
-
-
-def fit(
-    obs: Any,
-    actions: Any,
-    episode_ends: Any = None,
-    *,
-    trial: Trial | str = "steady",
-    steps: int = 2000,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    limits: Limits | None = None,
-    **settings: Any,
-) -> EnergyPolicy:
-    """A policy from arrays [steps, obs] and [steps, act], in memory: no files, no environment.
-
-    `episode_ends` (cumulative, exclusive) tells where episodes end; without it every row stands for itself. Further
-    arguments are settings of the trial: `history=2`, `horizon=8`, `**{"acting.candidates": 32}`.
-    """
-    recipe = vary(find_trial(trial) if isinstance(trial, str) else trial, **settings)
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if episode_ends is None:
-        if recipe.inputs.history > 1 or recipe.inputs.horizon > 1:
-            raise ValueError("episode_ends must be given for a trial with history or horizon")
-        episode_ends = np.arange(1, len(obs) + 1)
-    demonstrations = Demonstrations.from_arrays(obs, actions, episode_ends)
-    trainer = Trainer(recipe, demonstrations, demonstrations, seed, device, limits, steps)
-    for _ in range(steps):
-        trainer.step()
-    return trainer.policy()

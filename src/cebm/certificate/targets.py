@@ -1,5 +1,6 @@
 """Targets with exactly known moments that can be drawn from; those whose dimensions are independent."""
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs
 from cebm.spaces import margin_limit
 
 Points = Float[Tensor, "*points act"]
@@ -101,6 +102,8 @@ class Gaussian(Separable):
     """The appendix's target: E_d = (y − μ)²/2s², chains from [0, 1]², λ from 5e-3 to 1e-3, no clipping. With another
     mean and deviation, chains start within three deviations, and the steps follow the smallest of these."""
 
+    smoothable = True
+
     location: Tensor
     scale: Tensor
 
@@ -118,6 +121,14 @@ class Gaussian(Separable):
         )
         self.register_buffer("location", torch.tensor(self.mean))
         self.register_buffer("scale", torch.tensor(self.std))
+
+    def at(self, level: Level) -> "Gaussian":
+        """The target blurred by N(0, level²), for samplers that fall through levels."""
+        other = copy.copy(self)
+        other._buffers = dict(self._buffers)
+        blur = torch.as_tensor(level).to(self.scale)
+        other.scale = (self.scale.square() + blur.square().unsqueeze(-1)).sqrt()
+        return other
 
     def terms(self, actions: Points) -> tuple[Points, Points]:
         z = (actions - self.location) / self.scale

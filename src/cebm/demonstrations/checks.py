@@ -1,16 +1,16 @@
 """Checks of arrays before they become demonstrations. A message names the episode, the column and the step."""
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from numpy.typing import ArrayLike
 
-CHUNK = 1 << 20  # values per block when an array is read block by block
+from cebm.demonstrations.large import Rows, blocks, converted
+
 _TOLERANCE = 1e-4  # largest rounding error of float32, as a part of the column's range
 _NOISE = 64 * np.finfo(np.float64).eps  # a range this small, relative to the values, is rounding noise
+Matrix = np.ndarray | Rows
 _MOST_STEPS = np.iinfo(np.int64).max
 
 
@@ -50,7 +50,7 @@ def check_ends(values: ArrayLike, source: str) -> Int64[np.ndarray, "episodes"]:
     return ends
 
 
-def check_matrix(values: ArrayLike, name: str, ends: Int64[np.ndarray, "episodes"], source: str) -> np.ndarray:
+def check_matrix(values: ArrayLike, name: str, ends: Int64[np.ndarray, "episodes"], source: str) -> Matrix:
     """Returns `values` as an array [steps, columns] of numbers; refuses masked values, which are missing data."""
     try:
         array = as_array(values)
@@ -76,6 +76,8 @@ def as_array(values: Any) -> np.ndarray:
 
     `np.matrix`, for example, does not index as plain arrays do.
     """
+    if isinstance(values, Rows):
+        return values  # type: ignore[return-value]  # it indexes as an array does, and reads only then
     if isinstance(values, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in values):
         return np.ma.array(values)  # np.asarray would drop the masks of the rows
     array = np.asanyarray(values)
@@ -106,8 +108,8 @@ def _ragged(values: Any, name: str, ends: Int64[np.ndarray, "episodes"]) -> str:
 
 
 def settle_precision(
-    array: np.ndarray, name: str, ends: Int64[np.ndarray, "episodes"], source: str, keep_float64: bool
-) -> Float[np.ndarray, "steps columns"]:
+    array: Matrix, name: str, ends: Int64[np.ndarray, "episodes"], source: str, keep_float64: bool
+) -> Matrix:
     """Checks that all values are finite, and returns them in float32 where that is precise enough, else in float64.
 
     float32 is precise enough if rounding changes no value by more than 1e-4 of the range (max - min) of its column.
@@ -118,7 +120,7 @@ def settle_precision(
     if np.can_cast(array.dtype, np.float32):  # such as float16 or int8: nothing is lost
         for begin, block in blocks(array):
             _check_finite(block, begin, name, ends, source)
-        return _converted(array, np.float32)
+        return converted(array, np.float32)
     low, high = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf)
     lost = np.zeros(array.shape[1])
     for begin, block in blocks(array):
@@ -138,19 +140,7 @@ def settle_precision(
     noise = _NOISE * np.maximum(np.abs(low), np.abs(high)) if array.dtype.kind == "f" else 0.0
     coarse = np.isinf(lost) | ((lost > _TOLERANCE * extent) & (extent > noise))
     wide = coarse.any() or (keep_float64 and array.dtype == np.float64)
-    return _converted(array, np.float64 if wide else np.float32)
-
-
-def _converted(array: np.ndarray, dtype: type[np.floating]) -> Float[np.ndarray, "steps columns"]:
-    """Returns the array itself if it has this type, so that a memory-mapped one stays on disk, else a plain array."""
-    return array if array.dtype == dtype else np.asarray(array).astype(dtype)
-
-
-def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields blocks of rows, each with the index of its first row, so that no check copies a large array."""
-    rows = max(1, CHUNK // max(1, math.prod(array.shape[1:])))
-    for begin in range(0, len(array), rows):
-        yield begin, np.asarray(array[begin : begin + rows])
+    return converted(array, np.float64 if wide else np.float32)
 
 
 def _check_finite(block: np.ndarray, begin: int, name: str, ends: Int64[np.ndarray, "episodes"], source: str) -> None:

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from numpy.typing import ArrayLike
 
 from cebm.demonstrations.checks import (
     DemonstrationError,
     as_array,
-    blocks,
     check_ends,
     check_matrix,
     concatenate,
     settle_precision,
 )
 from cebm.demonstrations.files import read, write
+from cebm.demonstrations.large import Rows, blocks, chosen, extremes
+from cebm.parts import Part, check_parts, parts_from_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +35,19 @@ class Demonstrations:
     where float32 is too coarse.
     """
 
-    obs: Float[np.ndarray, "steps obs"]
-    actions: Float[np.ndarray, "steps act"]
+    obs: Float[np.ndarray, "steps obs"] | Float[Rows, "steps obs"]
+    actions: Float[np.ndarray, "steps act"] | Float[Rows, "steps act"]
     episode_ends: Int64[np.ndarray, "episodes"]
     metadata: dict[str, Any] = field(default_factory=dict)
     """Any JSON object. `collect_particle` stores the task here, so that `cebm eval` can rebuild it."""
+    parts: tuple[Part, ...] = ()
+    """Named parts of an observation, in the order of its columns; by default one that is named 'obs'."""
+    action_parts: tuple[Part, ...] = ()
+    """Named parts of an action; by default one that is named 'action'."""
+
+    def __post_init__(self) -> None:
+        for name, what, array in (("parts", "obs", self.obs), ("action_parts", "action", self.actions)):
+            object.__setattr__(self, name, check_parts(getattr(self, name), array.shape[1], what))
 
     @classmethod
     def from_arrays(
@@ -49,14 +58,17 @@ class Demonstrations:
         *,
         metadata: Mapping[str, Any] | None = None,
         source: str = "demonstrations",
+        parts: Sequence[Part] = (),
+        action_parts: Sequence[Part] = (),
     ) -> "Demonstrations":
         """Checks and wraps arrays [steps, obs], [steps, act] and [episodes]; `source` begins error messages.
 
         `episode_ends` is cumulative and exclusive, so the last one is the number of steps. Arrays that are
         float32 already are not copied. Other arrays are rounded to float32, or to float64 where float32 would lose
-        more than 1e-4 of the range of some column.
+        more than 1e-4 of the range of some column. `parts` and `action_parts` name the columns.
         """
-        return cls._checked(obs, actions, episode_ends, metadata, source, keep_float64=False)
+        named = (tuple(parts), tuple(action_parts))
+        return cls._checked(obs, actions, episode_ends, metadata, source, named, keep_float64=False)
 
     @classmethod
     def _checked(
@@ -66,6 +78,7 @@ class Demonstrations:
         episode_ends: ArrayLike,
         metadata: Mapping[str, Any] | None,
         source: str,
+        parts: tuple[tuple[Part, ...], tuple[Part, ...]],
         keep_float64: bool,
     ) -> "Demonstrations":
         ends = check_ends(episode_ends, source)
@@ -84,11 +97,19 @@ class Demonstrations:
             plain = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise DemonstrationError(f"{source}: metadata does not fit JSON: {error}") from error
-        return cls(seen, done, ends, plain)
+        try:
+            return cls(seen, done, ends, plain, *parts)
+        except ValueError as error:
+            raise DemonstrationError(f"{source}: {error}") from error
 
     @classmethod
     def from_episodes(
-        cls, episodes: Iterable[tuple[ArrayLike, ArrayLike]], *, metadata: Mapping[str, Any] | None = None
+        cls,
+        episodes: Iterable[tuple[ArrayLike, ArrayLike]],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        parts: Sequence[Part] = (),
+        action_parts: Sequence[Part] = (),
     ) -> "Demonstrations":
         """Builds a set from pairs of observations [steps, obs] and actions [steps, act], one pair per episode."""
         seen: list[np.ndarray] = []
@@ -112,7 +133,8 @@ class Demonstrations:
         if not seen:
             raise DemonstrationError("demonstrations: there are no episodes")
         ends = np.cumsum([len(array) for array in seen])
-        return cls.from_arrays(concatenate(seen), concatenate(done), ends, metadata=metadata)
+        named: dict[str, Any] = {"metadata": metadata, "parts": parts, "action_parts": action_parts}
+        return cls.from_arrays(concatenate(seen), concatenate(done), ends, **named)
 
     @property
     def steps(self) -> int:
@@ -141,19 +163,20 @@ class Demonstrations:
         return self.obs[rows], self.actions[rows]
 
     def select(self, episodes: Sequence[int] | Int64[np.ndarray, "chosen"]) -> "Demonstrations":
-        """Copies the given episodes into memory, in the given order."""
+        """The given episodes in the given order: copied where the set is in memory, a view where it is on disk."""
         if len(episodes) == 0:
             raise ValueError("select: there are no episodes to select")
-        parts = [self.episode(operator.index(index)) for index in episodes]
-        ends = np.cumsum([len(obs) for obs, _ in parts], dtype=np.int64)
-        obs, actions = np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
-        return Demonstrations(obs, actions, ends, dict(self.metadata))
+        each = range(self.episodes)
+        rows = np.array([each[operator.index(index)] for index in episodes])
+        starts, ends = self.episode_starts[rows], self.episode_ends[rows]
+        obs, actions = chosen(self.obs, starts, ends), chosen(self.actions, starts, ends)
+        named = (self.parts, self.action_parts)
+        return Demonstrations(obs, actions, np.cumsum(ends - starts), dict(self.metadata), *named)
 
     def split(self, validation_fraction: float, seed: int) -> tuple["Demonstrations", "Demonstrations"]:
         """Splits the episodes at random into a training and a validation set; each gets at least one episode.
 
-        Both are copied into memory. A set that is too large for that can be split once, elsewhere, and saved in two
-        parts.
+        As with `select`, the parts of a set that is on disk stay there.
         """
         if not 0 < validation_fraction < 1:
             raise ValueError(f"validation_fraction is {validation_fraction}, expected a number between 0 and 1")
@@ -188,7 +211,7 @@ class Demonstrations:
             f"({lengths.min()} to {lengths.max()} per episode, median {np.median(lengths):.0f})"
         ]
         for name, array in (("observations", self.obs), ("actions", self.actions)):
-            low, high = array.min(), array.max()
+            low, high = (each(values) for each, values in zip((np.min, np.max), extremes(array), strict=True))
             lines.append(f"{name:<12} {array.shape[1]:>3} columns in [{low:.4g}, {high:.4g}]")
         lines += [f"{key:<12} {json.dumps(value)}" for key, value in self.metadata.items()]
         return "\n".join(lines)
@@ -201,7 +224,7 @@ class Demonstrations:
         place.
         """
         arrays = {"obs": self.obs, "action": self.actions, "episode_ends": self.episode_ends}
-        write(Path(path), arrays, self.metadata)
+        write(Path(path), arrays, self.metadata, {"parts": self.parts, "action_parts": self.action_parts})
 
     @classmethod
     def load(
@@ -221,7 +244,12 @@ class Demonstrations:
         # From format 2 on, `save` has chosen the precision. A part of a set keeps that of the whole.
         chosen = header.get("version", 1) >= 2
         obs, actions, ends = arrays
-        return cls._checked(obs, actions, ends, metadata, str(source), keep_float64=chosen)
+        ours = (obs_key, action_key) == ("obs", "action")  # the header's parts are those of these two
+        try:
+            named = [parts_from_json(header.get(key, []) if ours else [], key) for key in ("parts", "action_parts")]
+        except ValueError as error:
+            raise DemonstrationError(f"{source}: {error}") from error
+        return cls._checked(obs, actions, ends, metadata, str(source), (named[0], named[1]), keep_float64=chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +296,19 @@ class Windows:
             np.asarray(data.obs[seen]).reshape(len(rows), self.obs_dim),
             np.asarray(data.actions[done]).reshape(len(rows), self.act_dim),
         )
+
+    def whole(self) -> Int64[np.ndarray, "rows"]:
+        """Returns the pairs whose actions all lie inside their episode, so that none is a repeated one."""
+        data = self.demonstrations
+        steps = np.arange(len(self))
+        ends = np.repeat(data.episode_ends, data.episode_ends - data.episode_starts)
+        return steps[steps + self.horizon <= ends]
+
+    def padding(self, indices: Any) -> Bool[np.ndarray, "batch horizon"]:
+        """Returns which actions of these pairs lie beyond the end of their episode, and so repeat its last one."""
+        rows, data = self._rows(indices), self.demonstrations
+        ends = data.episode_ends[np.searchsorted(data.episode_ends, rows, side="right")]
+        return rows[:, None] + np.arange(self.horizon) >= ends[:, None]
 
     def spread(self, count: int, seed: int) -> Int64[np.ndarray, "rows"]:
         """Returns at most `count` random rows in rising order, for estimates that need independent steps.

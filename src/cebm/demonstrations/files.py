@@ -13,11 +13,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from cebm.demonstrations.checks import DemonstrationError
+from cebm.demonstrations.checks import DemonstrationError, Matrix
+from cebm.demonstrations.large import save_npy
+from cebm.parts import Part, parts_to_json
 
 FORMAT = "cebm.demonstrations"
 VERSION = 2  # 2 adds the checksum of the header, and arrays in float64
@@ -47,9 +50,15 @@ def check_target(target: Path) -> None:
         )
 
 
-def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes the arrays as `Demonstrations.save` describes."""
+def write(
+    target: Path,
+    arrays: Mapping[str, Matrix],
+    metadata: Mapping[str, Any],
+    parts: Mapping[str, tuple[Part, ...]] = MappingProxyType({}),
+) -> None:
+    """Writes the arrays as `Demonstrations.save` describes, and in the header the parts that have names."""
     header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "metadata": metadata}
+    header |= {key: parts_to_json(named) for key, named in parts.items() if not _unnamed(key, named)}
     check_target(target)
     if target.suffix == ".npz" and not target.is_dir():
         text = _sealed(header, target)
@@ -65,6 +74,12 @@ def write(target: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str,
     for array in target.glob("*-*.npy"):
         if array.name not in kept:
             array.unlink()
+
+
+def _unnamed(key: str, parts: tuple[Part, ...]) -> bool:
+    """Whether these are the parts of a set whose columns nobody named."""
+    default = "obs" if key == "parts" else "action"
+    return len(parts) == 1 and parts[0] == Part(default, (parts[0].size,))
 
 
 def read(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -109,7 +124,7 @@ class _Checksum:
     def __init__(self) -> None:
         self.crc32 = 0
 
-    def write(self, block: bytes) -> int:
+    def write(self, block: bytes | memoryview) -> int:
         self.crc32 = zlib.crc32(block, self.crc32)
         return len(block)
 
@@ -117,15 +132,15 @@ class _Checksum:
         return f"{self.crc32:08x}"
 
 
-def _write_array(directory: Path, key: str, array: np.ndarray) -> dict[str, str]:
+def _write_array(directory: Path, key: str, array: Matrix) -> dict[str, str]:
     """Writes a `.npy` file and returns its entry in the header.
 
     The checksum is part of the file's name, so a new array never replaces one that a reader has open.
     """
     checksum = _Checksum()
-    np.save(checksum, array, allow_pickle=False)
+    save_npy(checksum, array)
     name = f"{key}-{checksum}.npy"
-    _replace(directory / name, lambda file: np.save(file, array, allow_pickle=False))
+    _replace(directory / name, lambda file: save_npy(file, array))
     return {"file": name, "crc32": str(checksum)}
 
 
@@ -156,9 +171,7 @@ def _read_npz(source: Path, keys: Sequence[str]) -> tuple[dict[str, Any], list[n
         except DemonstrationError:
             raise
         except Exception as error:  # damaged bytes can fail anywhere in zipfile, zlib or numpy
-            raise DemonstrationError(
-                f"{source}: not a readable .npz, truncated or damaged ({type(error).__name__}: {error})"
-            ) from error
+            raise _unreadable(source, error) from error
 
 
 def _read_archive(
@@ -274,15 +287,21 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
     path = directory / name
     if name != path.name:
         raise DemonstrationError(f"{directory / 'header.json'}: {name!r} is not a file of this directory")
+    return map_npy(path, entry["crc32"])
+
+
+def map_npy(path: Path, crc32: str | None = None) -> np.ndarray:
+    """Maps a `.npy` file into memory, after comparing its checksum, where one is given, and its size."""
     checksum = _Checksum()
     try:
         with path.open("rb") as file:
-            shutil.copyfileobj(file, checksum, _CHUNK)
-            if str(checksum) != entry["crc32"]:
-                raise DemonstrationError(
-                    f"{path}: truncated or damaged, its checksum differs from the one in the header"
-                )
-            size = file.tell()
+            if crc32 is not None:
+                shutil.copyfileobj(file, checksum, _CHUNK)
+                if str(checksum) != crc32:
+                    raise DemonstrationError(
+                        f"{path}: truncated or damaged, its checksum differs from the one in the header"
+                    )
+            size = file.seek(0, os.SEEK_END)
             file.seek(0)
             _check_size(file.read, size, "the array", path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -292,3 +311,17 @@ def _map_array(directory: Path, key: str, entry: Any) -> np.ndarray:
         raise DemonstrationError(f"{path}: the file is missing") from error
     except Exception as error:  # numpy's parser raises many types on damaged bytes
         raise DemonstrationError(f"{path}: cannot read the array ({type(error).__name__}: {error})") from error
+
+
+def read_members(source: Path) -> list[str]:
+    """Names of the arrays of an `.npz`."""
+    with source.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        except Exception as error:  # damaged bytes can fail anywhere in zipfile
+            raise _unreadable(source, error) from error
+
+
+def _unreadable(source: Path, error: Exception) -> DemonstrationError:
+    return DemonstrationError(f"{source}: not a readable .npz, truncated or damaged ({type(error).__name__}: {error})")

@@ -1,10 +1,13 @@
 """Energies E(x, y): the contract, and what fulfils it.
 
 `base` has the contract, any module or function as an energy; `feedforward` the networks with closed-form gradients;
-`density` the explicit ones, whose normaliser is known; `tilted` a density times an energy; `sums` the weighted sum.
+`density` the explicit ones, whose normaliser is known; `baselines` the nearest demonstration and a refined
+regression; `tilted` a density times an energy; `levels` an energy at every noise level; `judged` one whose draws
+another chooses from; `sums` the weighted sum.
 """
 
 from cebm.energies.base import EnergyModel, EnergySettings, ModuleEnergy, Penalty, initialised_by
+from cebm.energies.baselines import Nearest, NearestEnergy, TwoStep, TwoStepEnergy
 from cebm.energies.density import (
     MixtureDensity,
     MixtureDensityEnergy,
@@ -12,6 +15,8 @@ from cebm.energies.density import (
     RegressionEnergy,
 )
 from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
+from cebm.energies.judged import Judged, JudgedEnergy
+from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
 from cebm.energies.sums import WeightedSum
 from cebm.energies.tilted import Tilted, TiltedEnergy
 
@@ -20,11 +25,18 @@ __all__ = [
     "EnergyModel",
     "EnergySettings",
     "FeedForwardEnergy",
+    "Judged",
+    "JudgedEnergy",
     "MLPEnergy",
     "MarginalEnergy",
     "MixtureDensity",
     "MixtureDensityEnergy",
     "ModuleEnergy",
+    "Nearest",
+    "NearestEnergy",
+    "NoiseConditional",
+    "NoiseConditionalEnergy",
+    "NoiseConditionalTilt",
     "Penalty",
     "Regression",
     "RegressionEnergy",
@@ -32,6 +44,8 @@ __all__ = [
     "ResidualEnergy",
     "Tilted",
     "TiltedEnergy",
+    "TwoStep",
+    "TwoStepEnergy",
     "WeightedSum",
     "initialised_by",
 ]

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 if TYPE_CHECKING:
     from cebm.energies.sums import WeightedSum
@@ -24,6 +24,8 @@ Context = Any
 """What `encode` gives: a tensor, or a tuple, list or dict of tensors, each with the batch as its first axis."""
 Actions = Float[Tensor, "batch samples act"]
 Energies = Float[Tensor, "batch samples"]
+Level = float | Float[Tensor, "batch samples"]
+"""A noise level: one for all actions, or one for each."""
 PenaltyFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,6 +42,10 @@ class EnergyModel(nn.Module, ABC):
     """Whether gradients come without autograd: the search then runs in inference mode, which is an eighth faster."""
     levels: tuple[float, ...] = ()
     """Noise levels that `at` knows, the largest first; none for an energy without levels."""
+    deviation: float = 0.5
+    """Deviation d of the actions, in units of which a sampler or an objective counts levels."""
+    smoothable: bool = False
+    """Whether `at(s)` is, for every s, the exact energy −log(p ∗ N(0, s²)) of the blurred density."""
 
     @abstractmethod
     def encode(self, obs: Obs) -> Context:
@@ -56,7 +62,7 @@ class EnergyModel(nn.Module, ABC):
         with evaluating(self):
             return autograd_gradients(lambda y: self.energies(context, y), actions)
 
-    def at(self, level: float) -> "EnergyModel":
+    def at(self, level: Level) -> "EnergyModel":
         """The energy at a noise level, for the same context: itself, for an energy without levels."""
         return self
 
@@ -78,6 +84,11 @@ class EnergyModel(nn.Module, ABC):
                 f"{type(self).__name__} has `propose` but no `excess`, the energy plus log q of its proposal"
             )
         return self.energies(context, actions)
+
+    @property
+    def judges(self) -> bool:
+        """Whether `excess` chooses among draws that fell through the levels, in place of the energy itself."""
+        return False
 
     @property
     def explicit(self) -> bool:
@@ -110,14 +121,14 @@ class EnergyModel(nn.Module, ABC):
             fits = isinstance(context, Tensor) and context.ndim == 2 and context.shape[1] == self.context_dim
             if not fits:
                 raise ValueError(f"context must be [batch, {self.context_dim}], got {described(context)}")
-        first = next(leaves(context), None)
+        first = context if isinstance(context, Tensor) else next(leaves(context), None)
         if first is None or not first.ndim:
             raise ValueError("context must hold tensors whose first axis is the batch")
-        batch = first.shape[0]
-        if actions.ndim != 3 or actions.shape[2] != self.act_dim or actions.shape[0] != batch:
-            raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(actions.shape)}")
-        if actions.shape[0] == 0 or actions.shape[1] == 0:
-            raise ValueError(f"actions must not be empty, got {tuple(actions.shape)}")
+        batch, shape = first.shape[0], actions.shape
+        if len(shape) != 3 or shape[2] != self.act_dim or shape[0] != batch:
+            raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(shape)}")
+        if shape[0] == 0 or shape[1] == 0:
+            raise ValueError(f"actions must not be empty, got {tuple(shape)}")
 
     def check_obs(self, obs: Tensor) -> None:
         """ValueError where a flat observation does not fit this energy."""
@@ -142,7 +153,11 @@ class EnergyModel(nn.Module, ABC):
 @runtime_checkable
 class EnergySettings(Protocol):
     """Settings of an energy: a frozen dataclass that builds it. `explicit = True` says that it is −log p(y|x) in closed
-    form and knows its best action; `joint = True` that it has a form over pairs (x, y)."""
+    form and knows its best action; `joint = True` that it has a form over pairs (x, y).
+
+    An energy that stores demonstrations has a method `remember(obs, actions)`, which gets all training pairs,
+    normalised, once before the first step. Settings whose energy depends on their number have a method `sized(pairs)`,
+    which gives the settings for so many; those are saved with the policy."""
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
         """The energy for such observations and actions, its weights drawn from `generator`."""
@@ -210,7 +225,7 @@ class Penalty(EnergyModel):
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode (no dropout) inside the block; every submodule gets its own mode back."""
-    training = [submodule for submodule in module.modules() if submodule.training]
+    training = _training(module)
     try:
         for submodule in training:
             submodule.training = False
@@ -218,6 +233,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for submodule in training:
             submodule.training = True
+
+
+def _training(module: nn.Module) -> list[nn.Module]:
+    """The submodules in training mode. `module.modules()` also makes names, which takes as long as a small layer."""
+    found, left = [], [module]
+    while left:
+        each = left.pop()
+        if each.training:
+            found.append(each)
+        left.extend(child for child in each._modules.values() if child is not None)
+    return found
 
 
 @contextmanager
@@ -235,6 +261,13 @@ def initialised_by(generator: torch.Generator | None) -> Iterator[None]:
 
 def autograd_gradients(function: Callable[[Tensor], Tensor], actions: Actions) -> tuple[Energies, Actions]:
     """E and ∇E of any differentiable `function` of the actions, in inference mode too."""
+    if traced():  # a tracer knows no inference mode
+        with torch.enable_grad():
+            leaf = actions.detach().requires_grad_()
+            energies = function(leaf)
+            if not energies.requires_grad:
+                return energies, torch.zeros_like(actions)
+            return energies.detach(), torch.autograd.grad(energies.sum(), leaf, materialize_grads=True)[0].detach()
     keep = torch.is_grad_enabled()
     actions = outside_inference(actions)
     with torch.inference_mode(False), torch.enable_grad():

@@ -2,6 +2,7 @@
 they train, save, score and act through the same code as the implicit ones; only the search is not needed.
 """
 
+import copy
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from math import inf, log, pi
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs
 from cebm.energies.feedforward import Init, Linear
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
 
 
@@ -32,9 +34,9 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Linear(i, o, init, generator=generator) for i, o in pairwise(sizes))
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
-        for layer in self.layers[:-1]:
-            obs = F.relu(layer(obs))
-        return self.layers[-1](obs)
+        for place, layer in enumerate(self.layers):  # no slice: that would make a module of its own, in every call
+            obs = layer(F.relu(obs) if place else obs)
+        return obs
 
 
 class RegressionEnergy(EnergyModel):
@@ -80,6 +82,7 @@ class MixtureDensityEnergy(EnergyModel):
     """
 
     closed_form = True
+    smoothable = True
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class MixtureDensityEnergy(EnergyModel):
         if not 0 <= floor < inf:
             raise ValueError(f"floor must be at least 0 and finite, got {floor}")
         self.components, self.floor = components, floor
+        self.level: Level | None = None
         self.obs_dim, self.act_dim = obs_dim, act_dim
         self.context_dim = components * (2 + 3 * act_dim)
         quarter = max(1, width // 4) if width > 0 else width
@@ -121,6 +125,13 @@ class MixtureDensityEnergy(EnergyModel):
         precisions = (-2 * log_stds).exp()
         return torch.cat([log_weights, means + self.linear(obs), log_stds, heights, precisions], 1)
 
+    def at(self, level: Level) -> "MixtureDensityEnergy":
+        """The density blurred by N(0, s²): every component's variance grows by s². It shares the weights, and its
+        proposal is that of the density itself."""
+        other = copy.copy(self)
+        other.level = level
+        return other
+
     def energies(self, context: Context, actions: Actions) -> Energies:
         return -self._parts(context, actions)[0].logsumexp(-1)
 
@@ -139,14 +150,15 @@ class MixtureDensityEnergy(EnergyModel):
         distances = (means.unsqueeze(2) - means.unsqueeze(1)).square() / variances.unsqueeze(1)
         heights = log_weights.unsqueeze(1) - 0.5 * (distances + variances.log().unsqueeze(1)).sum(-1)
         index = heights.logsumexp(2).argmax(1)
-        return means[torch.arange(len(means), device=means.device), index]
+        return means.gather(1, index.view(-1, 1, 1).expand(-1, 1, self.act_dim))[:, 0]
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the mixture itself."""
-        rows = 1 if shared else len(context)
-        settings = {"generator": generator, "dtype": context.dtype, "device": context.device}
-        uniform, normal = torch.rand((rows, n), **settings), torch.randn((rows, n, self.act_dim), **settings)
-        return self.place(context, uniform.expand(len(context), -1), normal.expand(len(context), -1, -1))
+        batch = context.shape[0]
+        rows = 1 if shared else batch
+        uniform = draw_uniform(generator, (rows, n), context)
+        normal = draw_normal(generator, (rows, n, self.act_dim), context)
+        return self.place(context, uniform.expand(batch, -1), normal.expand(batch, -1, -1))
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q is 0: the proposal is the model."""
@@ -158,8 +170,9 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> Float[Tensor, "batch n act"]:
         """The draws that these numbers make: the component by inversion, then its mean and deviation."""
         log_weights, means, log_stds = self._mixture(context)
-        steps = log_weights.exp().cumsum(1).contiguous()
-        component = torch.searchsorted(steps, uniform.contiguous(), right=True).clamp_max(self.components - 1)
+        # How many cumulated weights a number has reached; a search is no quicker, and cannot be exported.
+        reached = log_weights.exp().cumsum(1).unsqueeze(1) <= uniform.unsqueeze(2)
+        component = reached.sum(2).clamp_max(self.components - 1)
         index = component.unsqueeze(-1).expand(-1, -1, self.act_dim)
         return means.gather(1, index) + log_stds.exp().gather(1, index) * normal
 
@@ -168,11 +181,18 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> tuple[Float[Tensor, "batch samples k"], Float[Tensor, "batch samples k act"]]:
         """log w_k N(y; μ_k, σ_k²), and (y − μ_k)/σ_k²."""
         self.check(context, actions)
-        _, means, _, heights, precisions = self._split(context)
+        log_weights, means, log_stds, heights, precisions = self._split(context)
         shape = (-1, 1, self.components, self.act_dim)
         away = actions.unsqueeze(2) - means.view(shape)
-        pull = away * precisions.view(shape)
-        return heights.unsqueeze(1) - 0.5 * (away * pull).sum(-1), pull
+        if self.level is None:
+            pull = away * precisions.view(shape)
+            return heights.unsqueeze(1) - 0.5 * (away * pull).sum(-1), pull
+        blur = torch.as_tensor(self.level, dtype=actions.dtype, device=actions.device)
+        blur = blur[..., None, None] if blur.ndim else blur
+        variances = (2 * log_stds).exp().view(shape) + blur.square()
+        pull = away / variances
+        logs = (variances.log() + log(2 * pi)).sum(-1) + (away * pull).sum(-1)
+        return log_weights.unsqueeze(1) - 0.5 * logs, pull
 
     def _mixture(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """log w_k, μ_k and log σ_k."""

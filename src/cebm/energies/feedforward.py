@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 Init = Literal["normal", "torch"]
 
@@ -95,7 +95,7 @@ class FeedForwardEnergy(EnergyModel):
         """
         batch, samples, _ = inputs.shape
         rows = batch * samples
-        if inputs.device.type == "cpu" and not torch.compiler.is_compiling():
+        if inputs.device.type == "cpu" and not traced():
             rows = max(1, 2 * _BLOCK_FLOATS * torch.get_num_threads() // self.width)
         if rows >= batch * samples:
             return self.trunk(context.unsqueeze(1) + F.linear(inputs, matrix))
@@ -114,7 +114,7 @@ class FeedForwardEnergy(EnergyModel):
     ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
         """E and ∇E of the same, with respect to `inputs`."""
         batch, samples, _ = inputs.shape
-        whole = torch.is_grad_enabled() or inputs.device.type != "cpu"
+        whole = torch.is_grad_enabled() or inputs.device.type != "cpu" or traced()
         if not whole:
             block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
             whole = batch * samples <= block_rows // 8  # a few rows take less time than the buffers' bookkeeping

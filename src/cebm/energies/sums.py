@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs, described
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs, described
 
 
 class WeightedSum(EnergyModel):
@@ -35,7 +35,8 @@ class WeightedSum(EnergyModel):
         self.obs_dim = max(term.obs_dim for term, _ in flat)
         self.act_dim = flat[0][0].act_dim
         self.closed_form = all(term.closed_form for term, _ in flat)
-        self.levels = next((term.levels for term, _ in flat if term.levels), ())
+        levelled = next((term for term, _ in flat if term.levels), flat[0][0])
+        self.levels, self.deviation = levelled.levels, levelled.deviation
 
     def parts(self) -> Iterator[EnergyModel]:
         """The terms, in the order of `weights`."""
@@ -65,8 +66,11 @@ class WeightedSum(EnergyModel):
         for _, term, part in self._split(context):
             term.check(part, actions)
 
-    def at(self, level: float) -> EnergyModel:
-        return WeightedSum([term.at(level) for term in self.parts()], self.weights) if self.levels else self
+    def at(self, level: Level) -> EnergyModel:
+        """The sum of the terms at that level; a term without levels, such as a penalty, is the same at all."""
+        terms = [term.at(level) for term in self.parts()]
+        same = all(new is old for new, old in zip(terms, self.parts(), strict=True))
+        return self if same else WeightedSum(terms, self.weights)
 
     @property
     def _proposer(self) -> int | None:
@@ -78,6 +82,10 @@ class WeightedSum(EnergyModel):
     def proposes(self) -> bool:
         return self._proposer is not None
 
+    @property
+    def judges(self) -> bool:
+        return any(term.judges for term in self.parts())
+
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         index = self._proposer
         if index is None:
@@ -86,7 +94,8 @@ class WeightedSum(EnergyModel):
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """Σᵢ wᵢEᵢ + log q, with q the proposal of term k: its own excess, (wₖ − 1)Eₖ, and the other terms."""
-        proposer = self._proposer
+        judges = (index for index, term in enumerate(self.parts()) if term.judges)
+        proposer = next(judges, self._proposer)
         if proposer is None:
             return self.energies(context, actions)
         self.check(context, actions)

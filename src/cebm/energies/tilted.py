@@ -41,13 +41,13 @@ class TiltedEnergy(EnergyModel):
         return self.tilt.encode(obs), self.base.encode(obs)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
-        self.check(context, actions)
-        return self.tilt.energies(context[0], actions) + self.base.energies(context[1], actions)
+        tilt, base = self._pair(context)  # each part checks its own
+        return self.tilt.energies(tilt, actions) + self.base.energies(base, actions)
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
-        self.check(context, actions)
-        tilts, slopes = self.tilt.energies_and_gradients(context[0], actions)
-        energies, gradients = self.base.energies_and_gradients(context[1], actions)
+        tilt, base = self._pair(context)
+        tilts, slopes = self.tilt.energies_and_gradients(tilt, actions)
+        energies, gradients = self.base.energies_and_gradients(base, actions)
         return energies + tilts, gradients + slopes
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
@@ -56,14 +56,19 @@ class TiltedEnergy(EnergyModel):
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q = f, plus the base's own excess, which is 0 where the base draws from itself."""
-        self.check(context, actions)
-        return self.tilt.energies(context[0], actions) + self.base.excess(context[1], actions)
+        tilt, base = self._pair(context)
+        return self.tilt.energies(tilt, actions) + self.base.excess(base, actions)
 
     def check(self, context: Context, actions: Tensor) -> None:
+        tilt, base = self._pair(context)
+        self.tilt.check(tilt, actions)
+        self.base.check(base, actions)
+
+    def _pair(self, context: Context) -> tuple[Context, Context]:
+        """The contexts of the tilt and of the base."""
         if not isinstance(context, tuple) or len(context) != 2:
             raise ValueError(f"context must be the pair (of the tilt, of the base), got {described(context)}")
-        self.tilt.check(context[0], actions)
-        self.base.check(context[1], actions)
+        return context
 
     @property
     def contrasted(self) -> EnergyModel:

@@ -52,10 +52,20 @@ def heat_map(values: Float[np.ndarray, "rows columns"], low: Value, high: Value)
 
 def png_uri(pixels: UInt8[np.ndarray, "rows columns"]) -> str:
     """An 8-bit palette PNG (RFC 2083) with viridis as its palette."""
-    rows, columns = pixels.shape
-    scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), pixels], 1).tobytes()  # filter 0 on every line
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"PLTE", viridis().tobytes()), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b"")]
+    return _png(pixels[..., None], 3, [(b"PLTE", viridis().tobytes())])
+
+
+def picture_uri(pixels: UInt8[np.ndarray, "rows columns 3"]) -> str:
+    """A PNG in red, green and blue."""
+    return _png(pixels, 2, [])
+
+
+def _png(pixels: UInt8[np.ndarray, "rows columns channels"], colour: int, chunks: list[tuple[bytes, bytes]]) -> str:
+    rows, columns = pixels.shape[:2]
+    flat = np.ascontiguousarray(pixels).reshape(rows, -1)
+    scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), flat], 1).tobytes()  # filter 0 on every line
+    header = struct.pack(">IIBBBBB", columns, rows, 8, colour, 0, 0, 0)
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b"")]
     body = b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     )

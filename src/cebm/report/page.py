@@ -13,7 +13,7 @@ from cebm.policy import load
 from cebm.report import records, tables
 from cebm.report.charts import BLACK, BLUE, DASHED, DOTTED, GREEN, GREY, SKY, VERMILLION, Chart, Series, number, png_uri
 from cebm.report.records import SUCCESS, Group, Run, grouped, in_words, interval_of, value_of
-from cebm.report.scenes import DOTS, episodes_of, landscape, moments_of_data, moments_of_scene
+from cebm.report.scenes import DOTS, episodes_of, film_of, landscape, moments_of_data, moments_of_scene
 from cebm.storage import write_atomically
 
 WIDE = (556, 270)
@@ -315,7 +315,7 @@ def scene(group: Group) -> dict[str, Any]:
     """Landscape and episodes of the best policy of a group's first run; what is missing is said in `why`."""
     run = group.first
     result: dict[str, Any] = {"label": group.label, "run": run.path.name, "why": ""}
-    result |= {"landscape": None, "episodes": None}
+    result |= {"landscape": None, "episodes": None, "film": None}
     if not (run.path / "best").exists():
         result["why"] = f"{run.path.name} holds no policy yet: the first evaluation keeps one."
         return result
@@ -326,7 +326,9 @@ def scene(group: Group) -> dict[str, Any]:
     else:
         try:
             result["episodes"] = episodes_of(policy, run.task, run.job.evaluation_candidates)
-            result["why"] = f"There is no picture of the roll-outs: {run.task.name} has no scene to draw."
+            if result["episodes"] is None:
+                result["film"] = film_of(policy, run.task, run.job.evaluation_candidates)
+                result["why"] = result["film"]["caption"]
         except (ImportError, OSError, ValueError) as error:  # an environment that is not installed here, for one
             result["why"] = f"There is no picture of the roll-outs: {run.task.name} could not play them ({error})."
     if result["episodes"] is not None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from cebm.report.charts import COLOURS, DASHED, DOTTED, Series, number
 from cebm.report.tables import settings_of, short_name, shown
-from cebm.runs import EXPERT_EPISODES, Job, Material, load_job, load_metrics, material_of, read_record, score
+from cebm.runs import EXPERT_EPISODES, Job, Material, load_job, load_metrics, material_of, read_record
+from cebm.selection import score
 from cebm.settings import StorageError
 from cebm.storage import read_document
 from cebm.tasks import Task

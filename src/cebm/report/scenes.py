@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.acting import Problem
+from cebm.evaluation import evaluate
 from cebm.policy import EnergyPolicy, Runner
-from cebm.report.charts import Value, heat_map, number, tick_labels, ticks
+from cebm.report.charts import Value, heat_map, number, picture_uri, tick_labels, ticks
 from cebm.report.records import Run
 from cebm.tasks import TEST_SEED, Task
 
@@ -21,6 +22,8 @@ UNIT = 1000
 """Panels are squares of this many units."""
 GRID, DOTS, FRAMES = 96, 80, 26
 """Points along a side of a landscape, candidates and frames that are drawn of a search, at most."""
+PICTURES, STRIP, PICTURE_SIDE = 30, 6, 160
+"""Pictures of an animation and of a strip, and the pixels of their longer side, at most: the page holds them all."""
 EPISODES = 12
 """Episodes that a task is asked to show."""
 EFFORT = 666
@@ -149,9 +152,9 @@ def _drawing(policy: EnergyPolicy, moment: Moment, panel: _Panel, high: float) -
     places = torch.stack(search.states)[:, shown].cpu().double().numpy()
     result: dict[str, Any] = {
         "title": moment.title,
-        "marks": [_mark(policy, *mark) for mark in moment.marks],
+        "marks": [_mark(policy, search, moment.obs, *mark) for mark in moment.marks],
         "mean": [number(max(0.0, float(each.mean()))) for each in panel.energies],
-        "chosen": [number(value) for value in _units(policy, search.action)],
+        "chosen": [number(value) for value in _units(policy, search, moment.obs).tolist()],
     }
     across = _place(places[..., 0], policy)
     if policy.act_box.dim == 1:
@@ -214,19 +217,24 @@ def _at(value: Value, low: float, high: float) -> float:
     return round((value - low) / (high - low) * UNIT, 1)
 
 
-def _mark(policy: EnergyPolicy, kind: str, place: Sequence[Value], radius: Value) -> dict[str, Any]:
-    box = policy.act_box
-    here = torch.as_tensor(list(place)[: box.dim], dtype=box.centre.dtype)
-    normalised = (here - box.centre[: len(here)].cpu()) / box.scale[: len(here)].cpu()
-    x, *rest = _place(normalised.double().numpy(), policy).tolist()
+def _mark(
+    policy: EnergyPolicy, search: Frames, obs: Any, kind: str, place: Sequence[Value], radius: Value
+) -> dict[str, Any]:
+    """Where a place in raw actions is in the picture; what it leaves open is as in the chosen action."""
+    box, row = policy.act_box, _units(policy, search, obs)
+    here = list(place)[: len(row)]
+    row[: len(here)] = row.new_tensor(here)
+    seen = torch.as_tensor(np.asarray(obs)).to(policy.device, policy.obs_box.centre.dtype)
+    normalised = policy.units.targets(row.unsqueeze(0), seen.unsqueeze(0))[0].cpu()
+    x, *rest = _place(normalised[: len(here)].double().numpy(), policy).tolist()
     r = (radius / box.scale[:2].cpu().double() / box.limit / 2 * UNIT).tolist()
     result = {"kind": kind, "x": round(x, 1), "rx": round(r[0], 1)}
     return result | {"y": round(UNIT - rest[0], 1), "ry": round(r[1], 1)} if rest else result
 
 
-def _units(policy: EnergyPolicy, normalised: Tensor) -> list[float]:
-    low, high = policy.limits
-    return policy.act_box.denormalise(normalised.to(policy.act_box.centre.dtype)).clamp(low, high).tolist()
+def _units(policy: EnergyPolicy, search: Frames, obs: Any) -> Float[Tensor, " act"]:
+    """The chosen action in the user's units."""
+    return policy.actions(search.action[None, None], obs)[0, 0].clone()
 
 
 # ---------------------------------------------------------------------------------------------- the episodes
@@ -236,8 +244,7 @@ def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] |
     """What the task shows of held-out episodes, with the number of candidates per action (0: the way to act has no such
     number); None where it shows nothing. A search of many steps gets fewer than `most` candidates."""
     generator = torch.Generator(policy.device).manual_seed(TEST_SEED)
-    own = getattr(policy.acting, "candidates", None)
-    effort = {} if own is None else {"candidates": min(own, most, max(8, EFFORT // _search_steps(policy)))}
+    effort = _effort(policy, most)
     scene = task.scene(Runner(policy, generator=generator, **effort), EPISODES)
     if scene is None:
         return None
@@ -247,12 +254,44 @@ def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] |
     return {**scene, "candidates": 0, **effort}
 
 
+def film_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any]:
+    """The first held-out episode of a task without a scene, as its environment draws it: pictures for an animation, at
+    most `PICTURES`, and which of them stand in a strip. A ValueError where the environment gives no pictures."""
+    played = evaluate(policy, task, episodes=1, film=(0,), latency_calls=0, **_effort(policy, most))
+    frames = played.frames[0]
+    steps = np.unique(np.linspace(0, len(frames) - 1, min(PICTURES, len(frames))).round().astype(int)).tolist()
+    shrink = max(1, math.ceil(max(frames[0].shape[:2]) / PICTURE_SIDE))
+    small = [_smaller(frames[step], shrink) for step in steps]
+    strip = np.unique(np.linspace(0, len(steps) - 1, min(STRIP, len(steps))).round().astype(int)).tolist()
+    row = played.rows[0]
+    result = "" if row.get("success") is None else (", a success" if row["success"] else ", no success")
+    metric = f"{task.metric.replace('_', ' ')} {number(played.score(task.metric))}"
+    caption = (
+        "The first held-out episode of the best checkpoint, as its environment draws it: "
+        f"{row['length']} steps{result}, {metric}."
+    )
+    return {"frames": [picture_uri(each) for each in small], "at": steps, "strip": strip, "caption": caption}
+
+
+def _smaller(frame: np.ndarray, times: int) -> np.ndarray:
+    """The mean of squares of `times` × `times` pixels; what is left at the edges is cut off."""
+    height, width = (side // times for side in frame.shape[:2])
+    blocks = frame[: height * times, : width * times].reshape(height, times, width, times, 3)
+    return blocks.mean((1, 3)).round().astype(np.uint8)
+
+
+def _effort(policy: EnergyPolicy, most: int) -> dict[str, Any]:
+    """Candidates for a roll-out that has to end soon; none where the way to act has no such number."""
+    own = getattr(policy.acting, "candidates", None)
+    return {} if own is None else {"candidates": min(own, most, max(8, EFFORT // _search_steps(policy)))}
+
+
 def _search_steps(policy: EnergyPolicy) -> int:
     """Steps of one search; 1 where the way to act does not show them."""
     if not hasattr(policy.acting, "states"):
         return 1
     with torch.no_grad():
-        problem = policy.problem(policy.obs_box.centre, candidates=1)
+        problem = policy.problem(policy.units.middle, candidates=1)
         return max(1, sum(1 for _ in policy.acting.states(problem)) - 1)
 
 
@@ -270,7 +309,7 @@ def moments_of_data(policy: EnergyPolicy, run: Run) -> list[Moment]:
     """Four validation pairs, spread over the set, with the demonstrated action; without the data, the middle of the
     observations."""
     if run.material is None:
-        return [Moment("Middle of the observations (the data are not at hand)", policy.obs_box.centre.cpu().numpy())]
+        return [Moment("Middle of the observations (the data are not at hand)", policy.units.middle.cpu().numpy())]
     windows = run.material.validation.windows(policy.history, policy.horizon)
     rows = np.unique(np.linspace(0, len(windows) - 1, 6).round().astype(int)[1:-1])
     obs, actions = windows[rows]

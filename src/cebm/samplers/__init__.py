@@ -16,6 +16,7 @@ from cebm.samplers.contract import (
     StepInfo,
     StepSymbol,
     convert_step_size,
+    moved,
     run,
     with_steps,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Tempering",
     "TemperingState",
     "convert_step_size",
+    "moved",
     "run",
     "with_steps",
 ]

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, evaluating, leaves
-from cebm.spaces import check_finite
+from cebm.randomness import draw_normal
+from cebm.spaces import check_all_finite
 
 StepSymbol = Literal["lambda", "epsilon", "tau"]
 
@@ -136,8 +137,10 @@ class ChainState(Protocol):
 class Sampler(Protocol):
     """The contract: an object with these can be run, give negatives, search for actions and be certified.
 
-    A sampler may have two more attributes: `differentiable = True`, where a loss can be differentiated through the
-    chain; and `small_steps(size)`, the same sampler with moves of about `size`, to stay near where it starts.
+    A sampler may have three more attributes: `differentiable = True`, where a loss can be differentiated through the
+    chain; `small_steps(size)`, the same sampler with moves of about `size`, to stay near where it starts; and
+    `move(energy, context, state, k, generator)`, the state that `step` gives without its `StepInfo`, which acting does
+    not look at: of a short chain it may be a fifth of the time.
     """
 
     @property
@@ -205,9 +208,7 @@ def run(
     Dropout is off during the run.
     """
     energy.check(context, start)
-    check_finite(start.detach(), "start")
-    for part in leaves(context):
-        check_finite(part.detach(), "context")
+    _check_finite(context, start)
     if keep_graph and not getattr(sampler, "differentiable", False):
         raise ValueError(f"keep_graph needs a sampler with differentiable moves, not {type(sampler).__name__}")
     if collect is not None and collect.burn_in >= sampler.steps:
@@ -224,12 +225,33 @@ def run(
         return Chain(actions, StepInfo(*(torch.stack(column).detach() for column in zip(*infos, strict=True))))
 
 
+def moved(
+    sampler: Sampler, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator
+) -> Actions:
+    """The actions that `run` ends with, for who does not want to know how the chains went."""
+    move = getattr(sampler, "move", None)
+    if move is None:
+        return run(sampler, energy, context, start, generator).actions
+    energy.check(context, start)
+    _check_finite(context, start)
+    with torch.no_grad(), evaluating(energy):
+        state = sampler.init(energy, context, start, generator)
+        for k in range(sampler.steps):
+            state = move(energy, context, state, k, generator)
+        return state.actions
+
+
+def _check_finite(context: Context, start: Actions) -> None:
+    """ValueError where a chain would begin with NaN or infinity."""
+    check_all_finite([("start", start.detach()), *(("context", part.detach()) for part in leaves(context))])
+
+
 # ---------------------------------------------------------------------------------------------- helpers
 
 
 def normal_like(values: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of the shape, dtype and device of `values`."""
-    return torch.randn(values.shape, generator=generator, dtype=values.dtype, device=values.device)
+    return draw_normal(generator, values.shape, values)
 
 
 def gradient_norm(gradients: Actions) -> Float[Tensor, ""]:

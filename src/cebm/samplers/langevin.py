@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.samplers.contract import (
     Constant,
     Exponential,
@@ -17,7 +18,6 @@ from cebm.samplers.contract import (
     StepInfo,
     check_steps,
     gradient_norm,
-    normal_like,
     positive,
     size_at,
 )
@@ -76,29 +76,39 @@ class Langevin:
     def step(
         self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
     ) -> tuple[LangevinState, StepInfo]:
-        size = size_at(self.schedule, k, self.steps)
         energies, gradients = energy.energies_and_gradients(context, state.actions)
-        scale = sqrt(2 * size) if self.formulation == "correct" else size * self.noise
-        move = gradients * (-size if self.formulation == "correct" else -0.5 * size)
-        if scale:
-            move = move + scale * normal_like(state.actions, generator)
-        actions, clipped = self._clip(state.actions, move)
+        move = self._wanted(gradients, k, generator)
+        actions = self._clip(state.actions, move)
+        clipped = (actions != state.actions + move).to(actions.dtype).mean()
         return LangevinState(actions), StepInfo.of(energies, gradients, clipped)
+
+    def move(
+        self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
+    ) -> LangevinState:
+        """The next state alone, without what `step` says about it."""
+        gradients = energy.energies_and_gradients(context, state.actions)[1]
+        return LangevinState(self._clip(state.actions, self._wanted(gradients, k, generator)))
 
     def small_steps(self, size: float) -> "Langevin":
         """The same chain with moves of at most `size` per coordinate."""
         return replace(self, step_clip=size / 2, clip_convention="range")
 
-    def _clip(self, actions: Actions, move: Actions) -> tuple[Actions, Float[Tensor, ""]]:
-        wanted = actions + move
-        result = wanted
+    def _wanted(self, gradients: Actions, k: int, generator: torch.Generator) -> Actions:
+        """The move of step k before it is clipped."""
+        size = size_at(self.schedule, k, self.steps)
+        scale = sqrt(2 * size) if self.formulation == "correct" else size * self.noise
+        move = gradients * (-size if self.formulation == "correct" else -0.5 * size)
+        return move + scale * draw_normal(generator, gradients.shape, gradients) if scale else move
+
+    def _clip(self, actions: Actions, move: Actions) -> Actions:
         if self.step_clip is not None:
             limit = step_limit(self.step_clip, self.clip_convention)
-            result = actions + move.clamp(-limit, limit)
+            move = move.clamp(-limit, limit)
+        result = actions + move
         if self.margin is not None:
             limit = margin_limit(self.margin)
             result = result.clamp(-limit, limit)
-        return result, (result != wanted).to(wanted.dtype).mean()
+        return result
 
 
 class MALAState(NamedTuple):
@@ -155,7 +165,7 @@ class MALA:
         self, energy: EnergyModel, context: Context, state: MALAState, k: int, generator: torch.Generator
     ) -> tuple[MALAState, StepInfo]:
         step = state.log_step.exp()
-        noise = normal_like(state.actions, generator)
+        noise = draw_normal(generator, state.actions.shape, state.actions)
         proposal = state.actions - step * state.gradients + (2 * step).sqrt() * noise
         energies, gradients = energy.energies_and_gradients(context, proposal)
         # log q(y'|y) = −‖ω‖²/2 up to the constant that both directions share.
@@ -166,8 +176,7 @@ class MALA:
             outside = (proposal.abs() > margin_limit(self.margin)).any(-1)
         # A proposal whose energy is NaN is refused too.
         probability = torch.where(outside | log_ratio.isnan(), 0.0, log_ratio.clamp(max=0).exp())
-        uniform = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
-        taken = uniform < probability
+        taken = draw_uniform(generator, probability.shape, probability) < probability
         log_step = state.log_step
         if k < self.adapt:
             # Robbins–Monro: the gains add up to infinity, so any τ is reached; their squares do not, so it settles.

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel
-from cebm.samplers.contract import StepInfo, check_steps, normal_like, positive
+from cebm.randomness import draw_index, draw_normal
+from cebm.samplers.contract import StepInfo, check_steps, positive
 from cebm.spaces import margin_limit
 
 
@@ -81,7 +82,7 @@ class DerivativeFree:
         self, actions: Actions, dims: list[int], size: float, generator: torch.Generator
     ) -> tuple[Actions, Float[Tensor, ""]]:
         wanted = actions.clone()
-        wanted[..., dims] += size * normal_like(actions[..., dims], generator)
+        wanted[..., dims] += size * draw_normal(generator, (*actions.shape[:2], len(dims)), actions)
         result = wanted
         if self.margin is not None:
             result = wanted.clamp(-margin_limit(self.margin), margin_limit(self.margin))
@@ -89,5 +90,5 @@ class DerivativeFree:
 
     def _redraw(self, actions: Actions, energies: Energies, generator: torch.Generator) -> Candidates:
         weights = torch.softmax(-energies / self.temperature, 1)
-        index = torch.multinomial(weights, actions.shape[1], replacement=True, generator=generator)
+        index = draw_index(generator, weights, actions.shape[1])
         return Candidates(actions.gather(1, index.unsqueeze(-1).expand_as(actions)), energies.gather(1, index))

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cebm.engines import Engine, TaskError, closing, drive
 from cebm.evaluation import evaluate
 from cebm.runs import load_metrics, material_of, trainer_of
 from cebm.storage import locked
+from cebm.sweep.display import Display, share_of_steps
 from cebm.sweep.results import records
 from cebm.sweep.studies import Planned, Record, digest, runs_of
 from cebm.sweep.working import write_plan
@@ -25,18 +27,19 @@ def sweep(
     out: str | Path,
     *,
     pieces: Sequence[str] = (),
-    measure: Callable[[Path], dict[str, Any]] | None = None,
+    measure: Callable[[Path], dict[str, Any]] | str | None = None,
     episodes: int = EPISODES,
     retries: int = 2,
     progress: bool = True,
 ) -> list[Record]:
     """Runs a study in the folder `out` and returns the records of its runs. Runs that have a record are not repeated,
-    others go on where they were stopped. `measure` finds the numbers of a finished run, from its directory; by default
-    they are those of `cebm eval`. A TaskError names the runs that failed `retries` + 1 times; all others are finished.
+    others go on where they were stopped. `measure` (a function, or its name as `module:function`) finds the numbers of
+    a finished run, from its directory; by default they are those of `cebm eval`. A TaskError names the runs that failed
+    `retries` + 1 times; all others are finished.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    measured_by = None if measure is None else _name_of(measure)
+    measured_by = measure if measure is None or isinstance(measure, str) else _name_of(measure)
     failed: dict[str, str] = {}
     with locked(folder, "study"), closing(engine):
         while True:
@@ -48,7 +51,9 @@ def sweep(
             for run in missing.values():
                 write_plan(folder, run, tuple(pieces), measured_by, episodes)
             tasks = {key: ("cebm.sweep.working:work", str(folder.absolute()), key) for key in missing}
-            with Display(missing, len(planned), folder, progress) as display:
+            costs = {key: float(run.job.steps) for key, run in missing.items()}
+            share = partial(_share_of, folder, missing)
+            with Display("sweep", costs, len(planned), share, progress) as display:
                 for ended in drive(tasks, engine, retries=retries, tick=display.update):
                     if ended.error:
                         failed[ended.name] = f"{ended.error} ({ended.attempts} attempts)"
@@ -66,69 +71,11 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-class Display:
-    """Progress over all runs with the time left: a bar on a terminal, a line per finished run in a log."""
-
-    def __init__(self, runs: dict[str, Planned], of: int, folder: Path, shown: bool = True) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._runs, self._of, self._folder = runs, of, folder
-        self._done: set[str] = set()
-        self._failed = 0
-        self._console = Console(stderr=True, quiet=not shown)
-        self._live = shown and self._console.is_interactive and not self._console.no_color
-        columns = (TextColumn("[bold]sweep"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=self._console)
-        self._total = sum(run.job.steps for run in runs.values())
-        self._earlier, self._began = self._steps(), time.monotonic()
-        self._task = self._bar.add_task("", total=self._total, text="")
-        self._looked = 0.0
-
-    def _steps(self) -> int:
-        """Training steps that are done, by the metrics of the runs."""
-        done = 0
-        for key, run in self._runs.items():
-            if key in self._done:
-                done += run.job.steps
-            elif (self._folder / "runs" / key / "metrics.jsonl").exists():
-                rows = load_metrics(self._folder / "runs" / key)
-                done += rows[-1]["step"] if rows else 0
-        return done
-
-    def left(self, done: int) -> str:
-        """The time left, at the mean speed so far."""
-        if done <= self._earlier:
-            return ""
-        pace = (time.monotonic() - self._began) / (done - self._earlier)
-        minutes = math.ceil(pace * (self._total - done) / 60)
-        return f"about {minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"about {minutes} min left"
-
-    def finished(self, key: str, error: str) -> None:
-        """Counts a run that is over."""
-        self._done.add(key)
-        self._failed += bool(error)
-        if not self._live:
-            count = self._of - len(self._runs) + len(self._done)
-            words = f"failed: {error}" if error else self.left(self._steps())
-            self._console.print(f"{count} of {self._of}: {key}  {words}", highlight=False, markup=False, soft_wrap=True)
-
-    def update(self) -> None:
-        """Shows how far all runs are, at most once a second."""
-        if not self._live or time.monotonic() - self._looked < 1:
-            return
-        self._looked, done = time.monotonic(), self._steps()
-        text = f"{self._of - len(self._runs) + len(self._done)} of {self._of} runs  {self.left(done)}"
-        self._bar.update(self._task, completed=done, text=text + (f"  {self._failed} failed" if self._failed else ""))
-
-    def __enter__(self) -> "Display":
-        if self._live:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._bar.stop()
+def _share_of(folder: Path, runs: Mapping[str, Planned], key: str) -> float:
+    """How much of a run is done."""
+    directory, run = folder / "runs" / key, runs[key]
+    rows = load_metrics(directory) if (directory / "metrics.jsonl").exists() else []
+    return share_of_steps(rows, run.job.steps)
 
 
 # ---------------------------------------------------------------------------------------------- before it starts

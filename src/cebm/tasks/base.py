@@ -6,7 +6,9 @@ else, so a task of one's own is a subclass of `Task`, or of `GymnasiumTask` wher
 
 import operator
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,8 +23,8 @@ TEST_SEED = 2_000_002
 MOST_EPISODES = 1_000_000
 """The most episodes of one roll-out: more is a slip of the finger, and would not fit in memory."""
 
-Value = float | bool | int | None
-"""What a column of an episode's row holds; None where the episode does not tell."""
+Value = float | bool | int | str | None
+"""What a column of an episode's row holds; None where the episode does not tell. Words have no mean."""
 
 
 class TaskError(ValueError):
@@ -48,6 +50,8 @@ class RollOut:
     """One per episode, all with the same columns. `episode` is its index; `success` is None where nobody tells."""
     last_obs: Float32[np.ndarray, "episodes obs"]
     """The last observation of every episode."""
+    frames: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """Pictures [height, width, 3] of the episodes that were filmed, by their index: the start and every step."""
 
 
 class Task(ABC):
@@ -65,7 +69,8 @@ class Task(ABC):
     @property
     @abstractmethod
     def metric(self) -> str:
-        """The column of an episode's row whose mean chooses a checkpoint; larger is better."""
+        """The column of an episode's row whose mean chooses a checkpoint, or a metric of `summarise`; larger is
+        better."""
 
     @property
     def limits(self) -> tuple[Float[np.ndarray, " act"], Float[np.ndarray, " act"]] | None:
@@ -82,12 +87,26 @@ class Task(ABC):
         """Plays the first `episodes` episodes of `seed`, side by side, each for at most `max_steps` steps.
 
         `actor.reset()` is called before a batch of episodes begins. Episode `i` starts from a state that `(seed, i)`
-        alone decides.
+        alone decides. A task may take two further arguments: `workers`, processes for its environments, and `film`,
+        the indices of episodes whose pictures it keeps.
         """
+
+    def summarise(self, rows: Sequence[dict[str, Value]]) -> dict[str, float]:
+        """Metrics that no single episode has, from the rows of all of them: how evenly the ways are taken, for one.
+        They have no standard error, and may choose a checkpoint as a column may."""
+        return {}
 
     def demonstrations(self, episodes: int, seed: int) -> Demonstrations:
         """What the task's expert does in the first `episodes` episodes of `seed`; a TaskError where there is none."""
-        raise TaskError(f"{self.name} has no expert, so it cannot give demonstrations; load your own")
+        advice = "load your own"
+        if type(self).convert is not Task.convert:
+            advice = "convert recordings of others with `cebm demos TASK --from PATH --out OUT`"
+        raise TaskError(f"{self.name} has no expert, so it cannot give demonstrations; {advice}")
+
+    def convert(self, source: Path) -> Demonstrations:
+        """What others recorded in this task, as they published it, with this task's observations and actions; a
+        TaskError where no such recording is known."""
+        raise TaskError(f"{self.name} knows no recordings of others; read {source} as data of your own instead")
 
     def scene(self, actor: Actor, episodes: int) -> dict[str, Any] | None:
         """The held-out episodes (`TEST_SEED`) of the actor beside the expert's, as plain data that the report's page
@@ -98,6 +117,8 @@ class Task(ABC):
         - `episodes`: a list with one dict per episode: `index`; `success`; `remark`, a few words on how it ended;
           `goals`, two points; `policy` and `expert`, the paths [steps + 1, 2]; `aims` and `expert_aims`, the actions
           [steps, 2]; `distances` and `expert_distances`, to both goals [steps + 1, 2];
+        - in an episode `distances` and `expert_distances` may be left out, and `goals` may be empty;
+        - `walls`, which may be left out: a list of lines to draw, each as x, y of its ends;
         - `shown`: the index of the episode to show first, which is also the one of `moments`;
         - `steps`, `dim`, `radius`: the length of an episode, the dimensions of its space, the size of a goal;
         - `successes`, `expert_successes`: numbers of episodes;

@@ -16,22 +16,31 @@ episode is worth:
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Space
-from jaxtyping import Float, Float32, Float64
+from gymnasium.spaces import Box, Space
+from jaxtyping import Float
 
 from cebm.tasks.base import Actor, RollOut, Task, Value, check_episodes, check_max_steps
+from cebm.tasks.playing import (
+    MOST_STEPS,
+    Elsewhere,
+    Here,
+    Players,
+    check_spaces,
+    columns_of,
+    episode_seed,
+    play,
+)
 
-MOST_STEPS = 10_000
-"""The limit of an episode where nobody sets one."""
+__all__ = ["MOST_STEPS", "Gym", "GymnasiumTask", "MadeEnvironments", "OneEnvironment", "episode_seed"]
 
 
 class GymnasiumTask(Task):
@@ -65,13 +74,13 @@ class GymnasiumTask(Task):
     @cached_property
     def _spaces(self) -> tuple[Space, Box]:
         """Of observations and of actions."""
-        with self._open(range(1)) as [env]:
-            return _check_spaces(env, self.name)
+        with self.opened(range(1)) as [env]:
+            return check_spaces(env, self.name)
 
     @property
     def sizes(self) -> tuple[int, int]:
         observation, action = self._spaces
-        return _columns(observation), _columns(action)
+        return columns_of(observation), columns_of(action)
 
     @property
     def limits(self) -> tuple[Float[np.ndarray, " act"], Float[np.ndarray, " act"]] | None:
@@ -79,28 +88,62 @@ class GymnasiumTask(Task):
         low, high = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
         return (low, high) if np.isfinite([low, high]).any() else None
 
-    def roll_out(self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None) -> RollOut:
+    @property
+    def measures(self) -> bool:
+        """Whether `measure` reads the infos, which may be large and are kept only for it."""
+        return type(self).measure is not GymnasiumTask.measure
+
+    def roll_out(
+        self,
+        actor: Actor,
+        episodes: int,
+        seed: int,
+        max_steps: int | None = None,
+        workers: int = 1,
+        film: Collection[int] = (),
+    ) -> RollOut:
+        """`workers`: processes that step the environments; one policy acts for all of them, and the rows are the same
+        for any number. `film`: episodes whose pictures are kept."""
         check_max_steps(max_steps)
         check_max_steps(self.max_steps)
         count = check_episodes(episodes)
         if seed < 0:
             raise ValueError(f"seed is {seed}, expected 0 or more")
+        if workers > 1 and self.at_once == 1:
+            raise ValueError(f"{self.name}: one environment was given, which cannot be in {workers} processes")
+        limit = max_steps or self.max_steps
+        place = self.filmed() if film else self
         rows: list[dict[str, Value]] = []
         last: list[np.ndarray] = []
+        frames: dict[int, list[np.ndarray]] = {}
         for first in range(0, count, self.at_once):
             indices = range(first, min(first + self.at_once, count))
-            with self._open(indices) as envs:
-                playing = [
-                    _Episode(self, i, env, seed, max_steps or self.max_steps)
-                    for i, env in zip(indices, envs, strict=True)
-                ]
-                _play(actor, playing)
-                rows += [episode.row() for episode in playing]
-                last += [episode.obs for episode in playing]
-        return RollOut(_aligned(rows), np.stack(last))
+            with place.players(indices, seed, limit, film, workers) as playing:
+                play(actor, playing)
+                rows += playing.rows()
+                frames |= playing.frames()
+                last += [*playing.obs]
+        return RollOut(_aligned(rows), np.stack(last), frames)
+
+    def filmed(self) -> "GymnasiumTask":
+        """This task with environments that give pictures; those that `make` gives may do so already."""
+        return self
 
     @contextmanager
-    def _open(self, indices: range) -> Iterator[list[gymnasium.Env]]:
+    def players(
+        self, indices: range, seed: int, limit: int | None, film: Collection[int], workers: int
+    ) -> Iterator[Players]:
+        """Episodes that have begun, here or in `workers` processes."""
+        if workers <= 1:
+            with self.opened(indices) as envs:
+                yield Here(self, indices, envs, seed, limit, film)
+            return
+        elsewhere = Elsewhere(self, indices, seed, limit, film, workers)
+        with closing(elsewhere):
+            yield elsewhere
+
+    @contextmanager
+    def opened(self, indices: Sequence[int]) -> Iterator[list[gymnasium.Env]]:
         """An environment per episode. All are closed at the end: an error of one's `close` keeps no other open, and
         hides no error that came before it."""
         envs: list[gymnasium.Env] = []
@@ -127,7 +170,7 @@ class GymnasiumTask(Task):
             raise TypeError(f"{self.name}: episode {index}: expected a gymnasium.Env, got a {type(env).__name__}")
         return env
 
-    def _close(self, indices: range, envs: list[gymnasium.Env]) -> list[Exception]:
+    def _close(self, indices: Sequence[int], envs: list[gymnasium.Env]) -> list[Exception]:
         """Closes all; the errors name their episodes."""
         failures = []
         for index, env in zip(indices, envs, strict=False):  # fewer environments, where one could not be made
@@ -150,6 +193,8 @@ class Gym(GymnasiumTask):
     """The column of an episode's row that chooses a checkpoint; larger is better."""
     max_steps: int | None = None
     """Step limit of an episode; None: the one that the environment is registered with, or else 10,000."""
+    pictures: bool = False
+    """Whether its environments can be filmed."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.env, str) or not self.env.strip() or self.env.count(":") > 1:
@@ -162,6 +207,9 @@ class Gym(GymnasiumTask):
     def name(self) -> str:
         return self.env
 
+    def filmed(self) -> "GymnasiumTask":
+        return replace(self, pictures=True)
+
     def make(self) -> gymnasium.Env:
         package, _, name = self.env.rpartition(":")
         if package:
@@ -172,7 +220,7 @@ class Gym(GymnasiumTask):
                     f"env {self.env!r}: {package!r} cannot be imported ({error}); install the package that provides it"
                 ) from error
         try:
-            return gymnasium.make(self.env)
+            return gymnasium.make(self.env, render_mode="rgb_array" if self.pictures else None)
         except gymnasium.error.UnregisteredEnv as error:
             advice = f"{package!r} was imported and does not register it"
             if not package:
@@ -219,195 +267,6 @@ class _Lent(gymnasium.Wrapper):
 
     def close(self) -> None:
         pass
-
-
-class _Episode:
-    """An episode under way: steps its environment, checks what comes back, and keeps the numbers for its row."""
-
-    def __init__(self, task: GymnasiumTask, index: int, env: gymnasium.Env, seed: int, limit: int | None) -> None:
-        self.task, self.index, self.env = task, index, env
-        self.observation_space, self.action_space = _check_spaces(env, f"{task.name}: episode {index}")
-        registered = None if env.spec is None else env.spec.max_episode_steps
-        self.limit = limit or registered or MOST_STEPS
-        # Infos may be large: they are kept only for a `measure` that reads them.
-        self.measured = type(task).measure is not GymnasiumTask.measure
-        self.rewards: list[float] = []
-        self.infos: list[dict[str, Any]] = []
-        self.last: dict[str, float] = {}
-        self.largest: dict[str, float] = {}
-        self.success: bool | None = None
-        self.running, self.cut = True, False
-        with self._named():
-            obs, _ = env.reset(seed=episode_seed(seed, index))
-        self.obs = self._flat(obs)
-        self._check_finite(self.obs)
-
-    def step(self, action: Float[np.ndarray, " act"]) -> None:
-        space = self.action_space
-        action = np.clip(action, space.low.ravel(), space.high.ravel())
-        if np.issubdtype(space.dtype, np.integer):
-            action = np.rint(action)
-        with self._named():
-            obs, reward, terminated, truncated, info = self.env.step(action.reshape(space.shape).astype(space.dtype))
-            self._note(info)
-            self.rewards.append(float(reward))
-        over = bool(terminated or truncated)
-        self.cut = not over and len(self.rewards) >= self.limit
-        self.running = not (over or self.cut)
-        flat = self._flat(obs)
-        if self.running:
-            self._check_finite(flat)
-        # The batch stays aligned: an episode that has ended keeps its last observation, the last finite one.
-        if np.isfinite(flat).all():
-            self.obs = flat
-
-    def row(self) -> dict[str, Value]:
-        rewards = np.array(self.rewards)
-        row: dict[str, Value] = {
-            "episode": self.index,
-            "success": self.success,
-            "length": len(rewards),
-            "return_sum": float(sum(self.rewards)),
-            "return_max": float(rewards.max()),
-            "return_last": self.rewards[-1],
-            "return_mean": sum(self.rewards) / len(rewards),
-            "truncated_by_limit": self.cut,
-        }
-        row |= {f"info_{name}": value for name, value in self.last.items()}
-        for name, value in self.largest.items():
-            row.setdefault(f"info_{name}_max", value)  # an info that is itself called NAME_max goes first
-        if not self.measured:
-            return row
-        own = self.task.measure(self.rewards, self.infos)
-        for name, value in own.items():
-            number = _number(value)
-            if number is None:
-                raise ValueError(
-                    f"{self.task.name}: episode {self.index}: measure gave {name} = {value!r}, expected a number"
-                )
-            row[name] = bool(number) if name == "success" else number
-        return row
-
-    def _note(self, info: dict[str, Any]) -> None:
-        if self.measured:
-            self.infos.append(dict(info))  # a copy: environments may write the next info into the same dict
-        told = info.get("success", info.get("is_success"))
-        if told is not None:
-            self.success = bool(told)
-        for name, value in info.items():
-            number = _number(value)
-            if number is not None:
-                self.last[name] = number
-                self.largest[name] = float(np.fmax(number, self.largest.get(name, number)))  # NaN is not the largest
-
-    def _flat(self, obs: Any) -> Float32[np.ndarray, " obs"]:
-        flat = np.concatenate([np.zeros(0), *_parts(obs, self.observation_space, self.here(), ())])
-        with np.errstate(over="ignore"):  # what overflows is infinite, and that is reported
-            return flat.astype(np.float32)
-
-    def _check_finite(self, obs: Float32[np.ndarray, " obs"]) -> None:
-        bad = np.flatnonzero(~np.isfinite(obs))
-        if bad.size:
-            raise ValueError(f"{self.here()}: observation column {bad[0]} is {obs[bad[0]]}")
-
-    def here(self) -> str:
-        return f"{self.task.name}: episode {self.index}, step {len(self.rewards)}"
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """An error of the environment is raised as it is, with a note on the episode and the step."""
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"{self.here()}: the environment failed")
-            raise
-
-
-def episode_seed(seed: int, episode: int) -> int:
-    """Not seed + episode: neighbouring seeds would share nearly all of their episodes."""
-    return int(np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(1)[0])
-
-
-def _play(actor: Actor, episodes: Sequence[_Episode]) -> None:
-    """Episodes advance together so that the actor acts on a batch; those that ended are stepped no more."""
-    first = episodes[0]
-    for episode in episodes:
-        if (len(episode.obs), episode.action_space.shape) != (len(first.obs), first.action_space.shape):
-            raise ValueError(
-                f"{episode.task.name}: the spaces of episode {episode.index} have other sizes than those of "
-                f"episode {first.index}"
-            )
-    act_dim = _columns(first.action_space)
-    actor.reset()
-    while any(episode.running for episode in episodes):
-        # The whole batch acts, so that history and chunks stay aligned.
-        actions = _check_actions(actor.act(np.stack([episode.obs for episode in episodes])), episodes, act_dim)
-        for episode, action in zip(episodes, actions, strict=True):
-            if episode.running:
-                episode.step(action)
-
-
-def _check_actions(actions: Any, episodes: Sequence[_Episode], act_dim: int) -> Float64[np.ndarray, "episodes act"]:
-    array = np.asarray(actions, np.float64)
-    if array.shape != (len(episodes), act_dim):
-        raise ValueError(
-            f"{episodes[0].task.name}: actions have shape {array.shape}, expected {(len(episodes), act_dim)}"
-        )
-    for episode, action in zip(episodes, array, strict=True):
-        if episode.running and not np.isfinite(action).all():
-            column = int(np.flatnonzero(~np.isfinite(action))[0])
-            raise ValueError(f"{episode.here()}: action column {column} is {action[column]}")
-    return array
-
-
-def _check_spaces(env: gymnasium.Env, where: str) -> tuple[Space, Box]:
-    observation, action = env.observation_space, env.action_space
-    if not isinstance(action, Box):
-        raise ValueError(f"{where}: env has a {type(action).__name__} action space, a policy needs a Box")
-    for path, part in _leaves(observation, ()):
-        if not isinstance(part, Box):
-            place = f" at {'/'.join(path)!r} in its observation space" if path else " observation space"
-            raise ValueError(
-                f"{where}: env has a {type(part).__name__}{place}, a policy needs a Box or a Dict of Boxes"
-            )
-    return observation, action
-
-
-def _leaves(space: Space, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Space]]:
-    """The spaces within Dicts, in their order."""
-    if not isinstance(space, Dict):
-        yield path, space
-        return
-    for key, part in space.spaces.items():
-        yield from _leaves(part, (*path, str(key)))
-
-
-def _columns(space: Space) -> int:
-    return sum(int(np.prod(part.shape or ())) for _, part in _leaves(space, ()))
-
-
-def _parts(obs: Any, space: Space, where: str, path: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """The flat pieces of an observation, in the space's order."""
-    named = f"observation {'/'.join(path)!r}" if path else "the observation"
-    if isinstance(space, Dict):
-        for key, part in space.spaces.items():
-            if not hasattr(obs, "keys") or key not in obs:
-                raise ValueError(f"{where}: {named} has no {key!r}, which its space has")
-            yield from _parts(obs[key], part, where, (*path, str(key)))
-        return
-    flat = np.ravel(np.asarray(obs, np.float64))
-    if len(flat) != int(np.prod(space.shape or ())):
-        raise ValueError(f"{where}: {named} has shape {np.shape(obs)}, its space has {space.shape}")
-    yield flat
-
-
-def _number(value: Any) -> float | None:
-    """A real scalar as a float; None for anything else."""
-    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
-        return float(value)
-    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
-        return float(value)
-    return None
 
 
 def _aligned(rows: list[dict[str, Value]]) -> list[dict[str, Value]]:

@@ -5,9 +5,20 @@ from typing import Any
 
 import gymnasium
 
+from cebm.settings import StorageError, from_json
 from cebm.tasks.base import Task
+from cebm.tasks.forks import Forks
 from cebm.tasks.gym import Gym, MadeEnvironments, OneEnvironment
+from cebm.tasks.metaworld import MetaWorld
 from cebm.tasks.particle import ENV_ID, ParticleTask
+from cebm.tasks.pusht import PushT
+
+SHIPPED: dict[str, Callable[[str], Task]] = {
+    "forks": lambda variant: _without_variant(Forks(), variant),
+    "metaworld": lambda variant: MetaWorld(*variant.split(":", 1)),  # type: ignore[arg-type]
+    "push-t": lambda variant: PushT(variant or "keypoints"),  # type: ignore[arg-type]
+}
+"""Tasks that ship with cebm by their names on the command line, from what follows the name and a colon."""
 
 
 def as_task(env: Task | str | gymnasium.Env | Callable[[], gymnasium.Env]) -> Task:
@@ -30,9 +41,28 @@ def as_task(env: Task | str | gymnasium.Env | Callable[[], gymnasium.Env]) -> Ta
     )
 
 
+def _without_variant(task: Task, variant: str) -> Task:
+    if variant:
+        raise ValueError(f"{task.name} has no variant {variant!r}")
+    return task
+
+
+def shipped(text: str) -> Task | None:
+    """The task that ships with cebm under this name, as NAME or NAME:VARIANT: push-t, push-t:state; None where no
+    shipped task has the name."""
+    name, _, variant = text.partition(":")
+    return SHIPPED[name](variant) if name in SHIPPED else None
+
+
 def task_of(metadata: Mapping[str, Any]) -> Task | None:
-    """The task that the header of demonstrations names with `env` and its settings `task`; None where it names no
-    environment, or one that is not ours."""
+    """The task that the header of demonstrations names: with its settings and their type under `task`, or the particle
+    task with `env` and its settings alone. None where it names no environment, or one that is not ours."""
+    stored = metadata.get("task")
+    if isinstance(stored, Mapping) and "type" in stored:
+        try:
+            return from_json(stored, Task, "the demonstrations' header")
+        except StorageError as error:
+            raise ValueError(str(error)) from error
     if metadata.get("env") != ENV_ID:
         return None
     if "task" not in metadata:

@@ -5,7 +5,7 @@ a batch of one. Episode `i` of a seed is a pure function of `(seed, i)`, whateve
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -91,15 +91,23 @@ class ParticleTask(Task):
     def sizes(self) -> tuple[int, int]:
         return self.obs_dim, self.act_dim
 
-    def roll_out(self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None) -> RollOut:
+    def roll_out(
+        self, actor: Actor, episodes: int, seed: int, max_steps: int | None = None, film: Collection[int] = ()
+    ) -> RollOut:
         """An episode that `max_steps` cuts short is no success."""
         check_max_steps(max_steps)
         count = check_episodes(episodes)
         env = BatchedParticle(self)
         obs = env.reset(seed, count)
         actor.reset()
+        paths = {index: [env.position[index]] for index in film}
+        frames = {index: [self._frame(env, index, path, None)] for index, path in paths.items()}
         while not env.done and (max_steps is None or env.step_count < max_steps):
-            obs = env.step(actor.act(obs))
+            actions = actor.act(obs)
+            obs = env.step(actions)
+            for index, path in paths.items():
+                path.append(env.position[index])
+                frames[index].append(self._frame(env, index, path, np.clip(actions[index], 0, 1)))
         outcome = env.outcome()
         rows: list[dict[str, Value]] = [
             {
@@ -112,7 +120,12 @@ class ParticleTask(Task):
             }
             for i in range(count)
         ]
-        return RollOut(rows, obs)
+        return RollOut(rows, obs, frames)
+
+    def _frame(
+        self, env: "BatchedParticle", index: int, path: list[np.ndarray], action: np.ndarray | None
+    ) -> UInt8[np.ndarray, "height width 3"]:
+        return _draw(self, env.first_goal[index], env.second_goal[index], path, action)
 
     def demonstrations(self, episodes: int, seed: int) -> Demonstrations:
         return collect_particle(self, check_episodes(episodes), seed)
@@ -410,7 +423,7 @@ def _draw(
     first_goal: Float64[np.ndarray, "dim"],
     second_goal: Float64[np.ndarray, "dim"],
     path: list[Float64[np.ndarray, "dim"]],
-    action: Float64[np.ndarray, "dim"] | None,
+    action: Float[np.ndarray, "dim"] | None,
 ) -> UInt8[np.ndarray, "height width 3"]:
     """A frame. The first goal is one ring, the second two, so that the order shows without colour."""
     image = np.full((_PIXELS, _PIXELS, 3), float(_FRAME))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cebm.acting import Found, Problem
 from cebm.composition import built, modules_in
@@ -113,9 +114,9 @@ def acting_checks(acting: Any, energy: Any = None) -> list[Check]:
     """The promises of a way to act: see `cebm.acting.Acting`. `energy`: the settings of the energy it is for."""
     settings = MLP(16, init="torch") if energy is None else energy
 
-    def problem(**wishes: Any) -> Problem:
+    def problem(limit: Tensor | None = None, **wishes: Any) -> Problem:
         model = settings.build(SPEC, generator_of(2)).eval().requires_grad_(False)
-        limit = torch.full((ACT,), 0.7)
+        limit = torch.full((ACT,), 0.7) if limit is None else limit
         box = Box(torch.zeros(ACT), torch.ones(ACT))
         context = model.encode(pairs()[0])
         return Problem(model, context, BATCH, box, -limit, limit, generator_of(4), **wishes)
@@ -140,12 +141,21 @@ def acting_checks(acting: Any, energy: Any = None) -> list[Check]:
     def leaves_global_randomness_alone(piece: Any) -> None:
         without_global_randomness(lambda: search(piece))
 
+    def takes_limits_of_each_observation(piece: Any) -> None:
+        limit = torch.linspace(0.2, 0.8, BATCH).unsqueeze(1).expand(-1, ACT)
+        found = search(piece, limit=limit)
+        say(
+            bool((found.actions.abs() <= limit.unsqueeze(1) + 1e-6).all()),
+            "limits may be [rows, act]: see Problem.clip",
+        )
+
     def gives_the_candidates_asked_for(piece: Any) -> None:
         found = search(piece, candidates=7, everything=True)
         say(found.actions.shape[1] == 7, f"7 candidates were asked for, {found.actions.shape[1]} came")
 
     functions = [
         finds_candidates_within_the_limits,
+        takes_limits_of_each_observation,
         same_generator_same_result,
         leaves_global_randomness_alone,
         gives_the_candidates_asked_for,

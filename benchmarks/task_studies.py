@@ -1,0 +1,163 @@
+"""Results on real tasks: many runs of the recipes, each evaluated in several ways on the same held-out episodes.
+
+    cebm demos push-t --from PATH --out runs/push-t.npz
+    cebm sweep benchmarks/task_studies.py:push_t --out runs/push-t-study --workers 2
+    python -m benchmarks.task_studies runs/push-t-study docs/tasks/push-t.json
+
+One setting for all recipes: history 2, horizon 16, 8 actions of a chunk are executed, the last checkpoint acts, 200
+held-out episodes for each training seed. Differences are paired by seed and episode.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cebm.evaluation import TEST_SEED, evaluate
+from cebm.intervals import Interval
+from cebm.policy import EnergyPolicy, load
+from cebm.recipes import find_trial, vary
+from cebm.runs import Job, load_job, load_metrics
+from cebm.storage import write_atomically
+from cebm.sweep.results import records
+from cebm.sweep.studies import Planned, Record
+from cebm.tasks import PushT, Task
+
+EPISODES = 200
+HISTORY, HORIZON, EXECUTE = 2, 16, 8
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to let trained weights act."""
+
+    change: Callable[[EnergyPolicy], EnergyPolicy] = lambda policy: policy
+    """Makes the policy that acts from the one that was trained."""
+    effort: Mapping[str, Any] = field(default_factory=lambda: {"execute": EXECUTE})
+    """Settings of the `Runner`."""
+
+
+def without_tilt(policy: EnergyPolicy) -> EnergyPolicy:
+    """The policy with the learned part f of E = f − log q ignored: its base alone acts."""
+    base: Any = getattr(policy.energy, "base", None)
+    if base is None:
+        raise ValueError(f"{policy} has no base that could act alone")
+    return replace(policy, energy=base)
+
+
+WAYS: dict[str, dict[str, Way]] = {
+    "steady": {
+        "as trained": Way(),
+        "without f": Way(without_tilt),
+        "executing 1": Way(effort={"execute": 1}),
+        "executing 1, from the last plan": Way(effort={"execute": 1, "warm_start": True}),
+    },
+}
+"""Ways by recipe; one that is not here acts as trained."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study: recipes with their numbers of steps, on one task, at every seed; the first seed of all recipes first."""
+
+    task: Task
+    data: str
+    """Demonstrations, a file."""
+    recipes: Mapping[str, int]
+    """Training steps by recipe."""
+    seeds: Sequence[int] = tuple(range(5))
+
+    measure = "benchmarks.task_studies:measured"
+
+    def plan(self, finished: Iterable[Record] = ()) -> list[Planned]:
+        return [Planned(self.job(name, seed), {"recipe": name}) for seed in self.seeds for name in self.recipes]
+
+    def job(self, name: str, seed: int) -> Job:
+        steps = self.recipes[name]
+        trial = vary(find_trial(name), **{"inputs.history": HISTORY, "inputs.horizon": HORIZON})
+        # Nothing is chosen by validation: the last checkpoint counts, so that one look at the end is enough.
+        return Job(
+            name, trial, self.task, self.data, steps=steps, seed=seed, evaluate_every=steps, evaluation_episodes=1
+        )
+
+
+push_t = Results(PushT(), "runs/push-t.npz", {"steady": 10_000, "mdn": 3_000, "mse": 3_000, "ibc": 3_000})
+
+
+def measured(directory: Path) -> dict[str, Any]:
+    """Every episode's metric and success by each way to act, and the time of training."""
+    job, policy = load_job(directory), load(directory / "policy")
+    if job.task is None:
+        raise ValueError(f"{directory}: a run of this study has a task")
+    found: dict[str, Any] = {"seconds": load_metrics(directory)[-1]["seconds"], "ways": {}}
+    for name, way in WAYS.get(job.name, {"as trained": Way()}).items():
+        played = evaluate(
+            way.change(policy), job.task, episodes=EPISODES, seed=TEST_SEED, latency_calls=20, **way.effort
+        )
+        found["ways"][name] = {
+            job.task.metric: [round(float(row[job.task.metric]), 4) for row in played.rows],
+            "success": [int(bool(row["success"])) for row in played.rows],
+            "action_ms": round(played.action_ms_p50, 3),
+        }
+    return found
+
+
+def table(rows: Iterable[Record], metric: str) -> dict[str, dict[str, Any]]:
+    """By recipe and way: means over seeds with 95 % intervals, and the paired difference to the recipe as trained."""
+    grouped: dict[str, list[Record]] = {}
+    for row in sorted(rows, key=lambda row: int(row["seed"])):
+        if "diverged" not in row["result"]:
+            grouped.setdefault(row["label"], []).append(row)
+    return {
+        f"{recipe}, {way}": {
+            "seeds": [row["seed"] for row in runs],
+            "seconds": Interval.of([row["result"]["seconds"] for row in runs]).to_json(),
+            **{column: Interval.of(_means(runs, way, column)).to_json() for column in (metric, "success")},
+            "to as trained": _paired(runs, way, metric),
+            "action_ms": float(np.median([row["result"]["ways"][way]["action_ms"] for row in runs])),
+        }
+        for recipe, runs in grouped.items()
+        for way in runs[0]["result"]["ways"]
+    }
+
+
+def _means(runs: Sequence[Record], way: str, column: str) -> list[float]:
+    return [float(np.mean(run["result"]["ways"][way][column])) for run in runs]
+
+
+def _paired(runs: Sequence[Record], way: str, metric: str) -> list[float] | None:
+    """Mean difference to acting as trained and its 95 % interval over all episodes of all seeds."""
+    if way == "as trained":
+        return None
+    one, other = (np.concatenate([run["result"]["ways"][each][metric] for run in runs]) for each in (way, "as trained"))
+    half = 1.96 * float(np.std(one - other, ddof=1)) / len(one) ** 0.5
+    mean = float(np.mean(one - other))
+    return [mean, mean - half, mean + half]
+
+
+def main() -> None:
+    """Writes the table of a study's folder, and prints it."""
+    parser = argparse.ArgumentParser(description="The table of a study of real tasks.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--metric", default="reward")
+    arguments = parser.parse_args()
+    found = list(records(arguments.folder).values())
+    rows = table(found, arguments.metric)
+    for name, row in rows.items():
+        value, rate = row[arguments.metric], row["success"]
+        print(
+            f"{name:<45} {arguments.metric} {value[0]:.3f}  success {rate[0]:.3f}  {len(row['seeds'])} seeds  "
+            f"{row['seconds'][0]:.0f} s  {row['action_ms']:.2f} ms"
+        )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    plain = {"table": rows, "records": [{k: v for k, v in row.items() if k != "settings"} for row in found]}
+    write_atomically(arguments.out, (json.dumps(plain) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Candidates that fall through the noise levels of an energy: a sampler, and a way to act that chooses among them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cebm.acting import Found, Problem
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, mapped
+from cebm.randomness import draw_normal, draw_uniform
+from cebm.samplers import StepInfo, with_steps
+from cebm.spaces import margin_limit, traced
+
+
+class AnnealedState(NamedTuple):
+    """State of falling candidates: the actions, blurred to the level of the next step."""
+
+    actions: Actions
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """From level to level by the probability flow dy/ds = s∇E_s(y): y' = y + (s' − s) s∇E_s(y), and in the last step,
+    to s' = 0, onto the denoised mean y − s²∇E_s(y). Levels are (s₁^{1/ρ} + k/(n−1)·(sₙ^{1/ρ} − s₁^{1/ρ}))^ρ (Karras et
+    al. 2022). It samples p where E_s = −log(p ∗ N(0, s²)), up to the error of its steps; for an energy without levels
+    it has no meaning. It begins with the start blurred to the first level."""
+
+    steps: int = 5
+    """Number of levels, with one step each."""
+    first: float = 5.0
+    """The first level, in units of the energy's deviation d."""
+    last: float = 0.04
+    """The last level, in units of d."""
+    power: float = 3.0
+    """ρ: larger puts more of the levels near the last."""
+    corrections: int = 0
+    """Langevin steps y' = y − τ∇E_s + √(2τ) ω at each level before the step to the next."""
+    correction_size: float = 0.1
+    """τ of a correction, in units of s²d²/(s² + d²), the variance that a clean action has under a blurred one."""
+    margin: float | None = None
+    """The result stays in the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded, since
+    relative actions may be larger than 1; a policy clips to what is available."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if not 0 < self.last <= self.first < inf:
+            raise ValueError(f"0 < last <= first must hold, got last {self.last} and first {self.first}")
+        for name in ("power", "correction_size"):
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.corrections < 0:
+            raise ValueError(f"corrections must be at least 0, got {self.corrections}")
+        if self.margin is not None:
+            margin_limit(self.margin)
+
+    def level(self, k: int) -> float:
+        """Level k in units of d; 0 after the last."""
+        if k >= self.steps:
+            return 0.0
+        high, low = self.first ** (1 / self.power), self.last ** (1 / self.power)
+        return float((high + k / max(1, self.steps - 1) * (low - high)) ** self.power)
+
+    def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> AnnealedState:
+        return self.blurred(energy, start, draw_normal(generator, start.shape, start))
+
+    def blurred(self, energy: EnergyModel, start: Actions, noise: Actions) -> AnnealedState:
+        """The state that begins at `start` with this noise, of unit size."""
+        return AnnealedState(start + self.level(0) * energy.deviation * noise)
+
+    def step(
+        self, energy: EnergyModel, context: Context, state: AnnealedState, k: int, generator: torch.Generator
+    ) -> tuple[AnnealedState, StepInfo]:
+        d, actions = energy.deviation, state.actions
+        level, following = self.level(k) * d, self.level(k + 1) * d
+        here = energy.at(level)
+        for _ in range(self.corrections):
+            size = self.correction_size * level**2 * d**2 / (level**2 + d**2)
+            slopes = here.energies_and_gradients(context, actions)[1]
+            actions = actions - size * slopes + sqrt(2 * size) * draw_normal(generator, actions.shape, actions)
+        energies, slopes = here.energies_and_gradients(context, actions)
+        actions = actions + (following - level) * level * slopes
+        clipped = None
+        if k == self.steps - 1 and self.margin is not None:
+            wanted, limit = actions, margin_limit(self.margin)
+            actions = actions.clamp(-limit, limit)
+            clipped = (actions != wanted).to(actions.dtype).mean()
+        return AnnealedState(actions), StepInfo.of(energies, slopes, clipped)
+
+    def small_steps(self, size: float) -> "Annealed":
+        """The same from a lower first level, so that a candidate ends within about `size` of its start."""
+        return replace(self, first=max(self.last, min(self.first, 2 * size)))
+
+
+@dataclass(frozen=True)
+class AnnealedSearch:
+    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy at `level`; or, of an
+    energy that has a judge, by what the judge says."""
+
+    sampler: Annealed = Annealed()
+    """How candidates fall."""
+    candidates: int = 32
+    """How many."""
+    choice: Literal["minimum", "softmax", "first"] = "minimum"
+    """'minimum': the lowest energy. 'softmax': candidate i with probability ∝ exp(−Eᵢ/temperature). 'first': any."""
+    temperature: float = 1.0
+    """Of the softmax."""
+    level: float = 0.2
+    """Level at which candidates are compared, in units of the energy's deviation d."""
+    look: int = 0
+    """Candidates that fall first; the others follow only for observations where these do not agree. 0: all at once."""
+    agreement: float = 0.2
+    """Candidates agree where their mean distance from their mean, per coordinate and in units of d, is below this."""
+    closeness: float = 0.0
+    """Where the last action is given: what is added to the energies is closeness/2 times the squared distance to it,
+    in units of d²."""
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
+        if self.choice not in ("minimum", "softmax", "first"):
+            raise ValueError(f"choice must be 'minimum', 'softmax' or 'first', got {self.choice!r}")
+        for name in ("temperature", "level"):
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        for name in ("look", "agreement", "closeness"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        if self.look == 1:
+            raise ValueError("look must be 0 or at least 2, got 1: one candidate always agrees with itself")
+
+    def search(self, problem: Problem) -> Found:
+        sampler, count = self._sampler(problem), self._count(problem)
+        noise = self._noise(problem, count)
+        looks = not problem.everything and 0 < self.look < count
+        if looks and not traced():
+            actions, energies = self._looked(sampler, problem, noise)
+        else:
+            actions = problem.clip(self._fallen(sampler, problem, problem.context, noise))
+            energies = self._energies(problem, problem.context, actions)
+            if looks:  # exported, all of them fall: those that `_looked` would not let fall do not count
+                agree = self._agree(actions[:, : self.look], problem.energy.deviation).unsqueeze(1)
+                others = torch.arange(count, device=energies.device) >= self.look
+                energies = torch.where(agree & others, inf, energies)
+        return Found(actions, energies, self._chosen(problem, actions, energies))
+
+    def states(self, problem: Problem) -> Iterator[tuple[int, Actions]]:
+        """The candidates before the first level and after each, blurred as they are there."""
+        sampler, noise = self._sampler(problem), self._noise(problem, self._count(problem))
+        for k, state in enumerate(self._falling(sampler, problem, problem.context, noise)):
+            yield k, state.actions
+
+    def _looked(
+        self, sampler: Annealed, problem: Problem, noise: Actions
+    ) -> tuple[Float[Tensor, "batch found act"], Float[Tensor, "batch found"]]:
+        """The first candidates for all observations, and the others where those do not agree; elsewhere the others
+        are copies of the first one, with infinite energy."""
+        actions = problem.clip(self._fallen(sampler, problem, problem.context, noise[:, : self.look]))
+        energies = self._energies(problem, problem.context, actions)
+        open_rows = (~self._agree(actions, problem.energy.deviation)).nonzero()[:, 0]
+        if not len(open_rows):
+            return actions, energies
+        rest = _of_rows(problem, open_rows)
+        more = rest.clip(self._fallen(sampler, rest, rest.context, noise[open_rows, self.look :]))
+        others = actions[:, :1].repeat(1, more.shape[1], 1)
+        costs = energies.new_full(others.shape[:2], inf)
+        others[open_rows], costs[open_rows] = more, self._energies(rest, rest.context, more)
+        return torch.cat([actions, others], 1), torch.cat([energies, costs], 1)
+
+    def _agree(self, actions: Actions, deviation: float) -> Bool[Tensor, " rows"]:
+        away = (actions - actions.mean(1, keepdim=True)).square().mean((1, 2)).sqrt()
+        return away <= self.agreement * deviation
+
+    def _sampler(self, problem: Problem) -> Annealed:
+        return self.sampler if problem.steps is None else with_steps(self.sampler, problem.steps)
+
+    def _count(self, problem: Problem) -> int:
+        return self.candidates if problem.candidates is None else problem.candidates
+
+    def _noise(self, problem: Problem, count: int) -> Actions:
+        """The noise that candidates begin with; of unit size times that of an action blurred to the first level."""
+        shape = (1 if problem.shared else problem.rows, count, problem.energy.act_dim)
+        return draw_normal(problem.generator, shape, problem.low).expand(problem.rows, -1, -1)
+
+    def _falling(
+        self, sampler: Annealed, problem: Problem, context: Context, noise: Actions
+    ) -> Iterator[AnnealedState]:
+        # p_s is about N(0, s² + d²) at the first level, and a start of 0 with noise is N(0, s²).
+        wider = sqrt(1 + 1 / sampler.level(0) ** 2)
+        state = sampler.blurred(problem.energy, torch.zeros_like(noise), wider * noise)
+        yield state
+        for k in range(sampler.steps):
+            state, _ = sampler.step(problem.energy, context, state, k, problem.generator)
+            yield state
+
+    def _fallen(self, sampler: Annealed, problem: Problem, context: Context, noise: Actions) -> Actions:
+        """The candidates as they land."""
+        *_, last = self._falling(sampler, problem, context, noise)
+        return last.actions
+
+    def _energies(self, problem: Problem, context: Context, actions: Actions) -> Energies:
+        compared = replace(problem, energy=problem.energy.at(self.level * problem.energy.deviation), context=context)
+        return compared.energies(actions)
+
+    def _chosen(self, problem: Problem, actions: Actions, energies: Energies) -> Int[Tensor, " rows"]:
+        costs = energies
+        if problem.energy.judges:
+            costs = torch.where(energies < inf, problem.excess(actions), inf)
+        if problem.previous is not None and self.closeness:
+            away = (actions - problem.previous.unsqueeze(1)).square().sum(-1)
+            costs = costs + 0.5 * self.closeness / problem.energy.deviation**2 * away
+        if self.choice == "minimum":
+            return costs.argmin(1)
+        if self.choice == "first":  # unless it ran away
+            return torch.where(energies[:, 0] < inf, 0, costs.argmin(1))
+        # The largest of −E/T plus Gumbel noise is a draw of the softmax.
+        shape = (1 if problem.shared else energies.shape[0], energies.shape[1])
+        uniform = draw_uniform(problem.generator, shape, energies)
+        return (-costs / self.temperature - (-uniform.clamp_min(1e-30).log()).log()).argmax(1)
+
+
+def _of_rows(problem: Problem, rows: Int[Tensor, " some"]) -> Problem:
+    """What there is to act upon for some of the observations."""
+    low, high = (limit if limit.ndim == 1 else limit[rows] for limit in (problem.low, problem.high))
+    context = mapped(lambda part: part[rows], problem.context)
+    return replace(problem, context=context, rows=len(rows), low=low, high=high)

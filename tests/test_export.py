@@ -1,0 +1,461 @@
+"""An exported policy is the policy: the same numbers in, the same action out, in each format and for each kind."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cebm
+from cebm import (
+    MALA,
+    Box,
+    DerivativeFree,
+    EnergyPolicy,
+    ExportError,
+    Langevin,
+    ModuleEnergy,
+    Search,
+    Trial,
+    load_exported,
+    vary,
+)
+from cebm.cli import main
+from cebm.evaluation import evaluate
+from cebm.export import contract_of, export, trace
+from cebm.exported import ExportedPolicy
+from cebm.policy import Runner
+from cebm.randomness import Recorder, Slices, inverted
+from cebm.recipes import TRIALS
+from cebm.tasks import ParticleTask, collect_particle
+from cebm.trainer import Trainer
+from cebm.units import Angle, Relative
+
+ROOT = Path(__file__).parents[1]
+TOLERANCE = 1e-5
+
+# While a policy is traced its number of rows is a symbol, which is no `int` to a checker of types.
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+def trial_of(name: str, **settings: Any) -> Trial:
+    """A trial with a small network."""
+    trial = TRIALS[name]
+    widths = ("tilt.width", "base.width") if hasattr(trial.energy, "tilt") else ("width",)
+    return replace(trial, energy=vary(trial.energy, **dict.fromkeys(widths, 32)), **settings)
+
+
+KINDS: dict[str, Trial] = {
+    "steady": trial_of("steady"),
+    "steady in chunks": trial_of("steady", inputs=replace(TRIALS["steady"].inputs, history=2, horizon=3)),
+    "relative, with an angle": trial_of(
+        "steady",
+        inputs=replace(TRIALS["steady"].inputs, horizon=2, relative=Relative((0, 1), (0, 1)), obs_kinds=Angle(2)),
+    ),
+    "ibc": trial_of("ibc", acting=Search(candidates=16)),
+    "correct": trial_of("correct", acting=Search(Langevin("correct", noise=1.0), 16)),
+    "MALA": trial_of("ibc", acting=Search(MALA(steps=8, adapt=4), 16)),
+    "derivative-free": trial_of("dfo", acting=Search(DerivativeFree(), 16)),
+    "autoregressive": trial_of("dfo", acting=Search(DerivativeFree(autoregressive=True), 16)),
+    "kept": trial_of("ibc", acting=Search(Langevin("ibc", noise=0.01), 16, keep=4)),
+    "corrected": trial_of("in-batch-corrected", acting=Search(candidates=16)),
+    "joint": trial_of("joint-replay", acting=Search(candidates=16)),
+    "annealed": trial_of("annealed"),
+    "annealed, with a first look": vary(trial_of("annealed"), look=4, candidates=12),
+    "nearest": TRIALS["nearest"],
+    "two-step": trial_of("two-step"),
+    "mdn": trial_of("mdn"),
+    "mse": trial_of("mse"),
+}
+
+
+@cache
+def material() -> tuple[Any, Any]:
+    return collect_particle(ParticleTask(), 30, 0), collect_particle(ParticleTask(), 5, 7)
+
+
+@cache
+def policy_of(kind: str, steps: int = 30) -> EnergyPolicy:
+    """A policy of that kind, trained for a moment."""
+    trainer = Trainer(KINDS[kind], *material(), 3, limits=(0.0, 1.0), steps=steps)
+    for _ in range(steps):
+        trainer.step()
+    return trainer.policy()
+
+
+def observations(policy: EnergyPolicy, count: int) -> np.ndarray:
+    """As the task gives them."""
+    return np.tile(material()[0].obs[:count], (1, policy.history)).astype(np.float32)
+
+
+def given(recorder: Recorder, exported: ExportedPolicy, batch: int) -> dict[str, torch.Tensor]:
+    """What was drawn, as inputs of the file."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for (kind, numbers), draw in zip(recorder.drawn, exported.contract.draws, strict=True):
+        assert kind == draw.kind
+        numbers = numbers if draw.per_row else numbers.unsqueeze(0)
+        parts.setdefault(kind, []).append(numbers.flatten(1).expand(batch, -1))
+    return {kind: torch.cat(each, 1) for kind, each in parts.items()}
+
+
+def difference(policy: EnergyPolicy, exported: ExportedPolicy, obs: np.ndarray, generator: torch.Generator) -> float:
+    """Largest difference of two actions that were made of the same numbers."""
+    worst = 0.0
+    for part in np.array_split(obs, max(1, len(obs) // 100)):
+        recorder = Recorder(generator)
+        wanted = policy.act(part, generator=recorder)
+        found = exported.act_with(torch.from_numpy(part), given(recorder, exported, len(part)))
+        worst = max(worst, float(np.abs(found.numpy() - wanted).max()))
+    return worst
+
+
+def onnx() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="pip install 'cebm[onnx]'")
+
+
+def compiler() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler g++")
+
+
+# ---------------------------------------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize("kind", ["steady in chunks", "mse"])
+def test_an_exported_program_acts_as_the_policy(kind: str, tmp_path: Path, generator: torch.Generator) -> None:
+    policy, path = policy_of(kind), tmp_path / "policy.pt2"
+    policy.export(path, "torch")
+    exported, obs = load_exported(path), observations(policy, 200)
+    assert difference(policy, exported, obs, generator) <= TOLERANCE
+    assert difference(policy, exported, obs[:1], generator) <= TOLERANCE
+    # It brings the same numbers: drawn anew, or always the same.
+    seed = int(torch.randint(2**31, (), generator=generator))
+    one, other = (each.act(obs[:5], generator=torch.Generator().manual_seed(seed)) for each in (policy, exported))
+    np.testing.assert_allclose(one, other, atol=TOLERANCE)
+    np.testing.assert_allclose(policy.act(obs[:5]), exported.act(obs[:5]), atol=TOLERANCE)
+    np.testing.assert_array_equal(exported.act(obs[0]), exported.act(obs[0]))
+
+
+def test_onnx_acts_as_the_policy(tmp_path: Path, generator: torch.Generator) -> None:
+    onnx()
+    policy, path = policy_of("steady"), tmp_path / "policy.onnx"
+    policy.export(path)
+    exported, obs = load_exported(path), observations(policy, 200)
+    assert difference(policy, exported, obs, generator) <= TOLERANCE
+    assert difference(policy, exported, obs[:1], generator) <= TOLERANCE
+    # A planted fault: other numbers are another action.
+    assert np.abs(exported.act(obs[:50], generator=generator) - exported.act(obs[:50])).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("format", ["onnx", "torch", "aoti"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_acts_the_same_in_every_format(
+    kind: str, format: str, tmp_path: Path, generator: torch.Generator
+) -> None:
+    """Over 1,000 observations of a policy that was trained. Rounding may decide between two candidates whose energies
+    agree to the last digits: those rows, at most one in a hundred, act with the other one and are left out."""
+    onnx() if format == "onnx" else compiler() if format == "aoti" else None
+    policy, path = policy_of(kind, 300), tmp_path / f"policy.{'onnx' if format == 'onnx' else 'pt2'}"
+    export(policy, path, format)  # type: ignore[arg-type]
+    exported, obs, worst, ties = load_exported(path), observations(policy, 1000), 0.0, 0
+    assert len(obs) == 1000
+    for part in np.array_split(obs, 10):
+        recorder = Recorder(generator)
+        wanted = torch.from_numpy(policy.act(part, generator=recorder))
+        found = exported.act_with(torch.from_numpy(part), given(recorder, exported, len(part)))
+        away = (found - wanted).abs().amax(1)
+        far = away > TOLERANCE
+        ties += int(far.sum())
+        worst = max(worst, float(away[~far].max()))
+        if bool(far.any()):
+            energies = [energy_of(policy, part[far.numpy()], each[far]) for each in (found, wanted)]
+            assert torch.allclose(*energies, rtol=1e-4, atol=1e-4), "the other action is not as good"
+    print(f"{format} {kind}: {worst:.1e}, {ties} ties")
+    assert worst <= TOLERANCE and ties <= 10
+
+
+def energy_of(policy: EnergyPolicy, obs: np.ndarray, actions: torch.Tensor) -> torch.Tensor:
+    """E of actions in the user's units."""
+    rows = policy.obs_box.normalise(torch.from_numpy(obs))
+    with torch.no_grad():
+        return policy.energy(rows, policy.act_box.normalise(actions).unsqueeze(1))[:, 0]
+
+
+def test_numbers_drawn_by_inversion_are_those_of_the_weights(generator: torch.Generator) -> None:
+    """Shares of 40,000 draws: z = (p̂ − p) / √(p(1 − p)/n), |z| < 5 for 8 shares is a false alarm below 1e-5."""
+    weights = torch.rand((1, 8), generator=generator) + 0.05
+    uniform = torch.rand((1, 40_000), generator=generator)
+    wanted = weights[0] / weights.sum()
+    for shift, right in ((0.0, True), (0.1, False)):  # the second is a planted fault
+        index = inverted(weights, (uniform + shift).clamp(max=1.0))
+        shares = torch.bincount(index[0], minlength=8) / uniform.shape[1]
+        z = (shares - wanted) / (wanted * (1 - wanted) / uniform.shape[1]).sqrt()
+        assert bool((z.abs() < 5).all()) is right
+
+
+def test_what_was_recorded_is_drawn_again(generator: torch.Generator) -> None:
+    recorder, weights = Recorder(generator), torch.rand((3, 6), generator=generator)
+    like = torch.zeros(())
+    drawn = [recorder.normal((3, 4), like), recorder.index(weights, 5), recorder.uniform((1, 2), like)]
+    kinds = [kind for kind, _ in recorder.drawn]
+    assert kinds == ["normal", "uniform", "uniform"]
+    uniforms = torch.cat([recorder.drawn[1][1], recorder.drawn[2][1].expand(3, -1)], 1)
+    again = Slices(drawn[0], uniforms, [True, True, False])
+    assert torch.equal(again.normal((3, 4), like), drawn[0])
+    assert torch.equal(again.index(weights, 5), drawn[1])
+    assert torch.equal(again.uniform((1, 2), like), drawn[2])
+
+
+# ---------------------------------------------------------------------------------------------- as a policy
+
+
+def test_an_exported_policy_is_evaluated_and_run(tmp_path: Path) -> None:
+    policy, path = policy_of("steady in chunks"), tmp_path / "policy.pt2"
+    policy.export(path, "torch", candidates=8, steps=1)
+    exported = load_exported(path)
+    assert (exported.history, exported.horizon, exported.columns) == (2, 3, (8, 2))
+    one, other = (
+        evaluate(each, ParticleTask(), episodes=3, latency_calls=2, **effort)
+        for each, effort in ((exported, {}), (policy, {"candidates": 8, "steps": 1}))
+    )
+    for row, same in zip(one.rows, other.rows, strict=True):
+        assert list(row.values()) == pytest.approx(list(same.values()), abs=1e-3)
+    runner = Runner(exported, generator=torch.Generator().manual_seed(1))
+    assert runner.act(material()[0].obs[0]).shape == (2,)
+    with pytest.raises(ValueError, match=r"ExportedPolicy\.act does not take candidates"):
+        Runner(exported, candidates=3)
+    obs = observations(policy, 4)
+    assert isinstance(exported.act(torch.from_numpy(obs)), torch.Tensor) and exported.act(obs[0]).shape == (6,)
+    obs[2, 5] = np.nan
+    with pytest.raises(ValueError, match="obs has NaN or infinite values in dimension 5"):
+        exported.act(obs)
+    with pytest.raises(ValueError, match=r"obs must be \[16\] or \[batch, 16\]"):
+        exported.check(obs[:, :3])
+
+
+class Cliff(cebm.EnergyModel):
+    """Low at 0.3, NaN or −∞ far from it, and infinite everywhere for observations above 1."""
+
+    obs_dim, act_dim = 1, 1
+
+    def encode(self, obs):
+        return obs
+
+    def energies(self, context, actions):
+        value = (actions[..., 0] - 0.3).square() + torch.where(context > 1.0, torch.inf, 0.0)
+        value = torch.where(actions[..., 0] > 0.8, torch.nan, value)
+        return torch.where(actions[..., 0] < -0.8, -torch.inf, value)
+
+
+UNIT = Box(torch.zeros(1), torch.ones(1))
+
+
+def test_nan_and_infinity_are_left_out_and_none_left_is_nan(tmp_path: Path, generator: torch.Generator) -> None:
+    policy = EnergyPolicy(Cliff(), UNIT, UNIT, Search(Langevin(steps=2, schedule=cebm.Constant(1e-6)), 32))
+    policy.export(tmp_path / "policy.pt2", "torch")
+    exported = load_exported(tmp_path / "policy.pt2")
+    obs = np.array([[0.0], [2.0], [-1.0]], np.float32)
+    found = exported.act_with(torch.from_numpy(obs), exported.numbers(3, generator))
+    assert torch.isfinite(found[:, 0]).tolist() == [True, False, True]
+    assert bool((found[[0, 2]].abs() <= 0.8).all())
+    for each in (policy, exported):
+        with pytest.raises(ValueError, match="NaN or infinite at every candidate for observation 1"):
+            each.act(obs)
+
+
+def test_gradients_by_autograd_are_exported(tmp_path: Path, generator: torch.Generator) -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def forward(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            return self.layers(torch.cat([features, actions], 1))
+
+    policy = EnergyPolicy(ModuleEnergy(Rows(), 1, 1), UNIT, UNIT, Search(Langevin("correct", steps=3), 8))
+    policy.export(tmp_path / "policy.pt2", "torch")
+    obs = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+    assert difference(policy, load_exported(tmp_path / "policy.pt2"), obs, generator) <= TOLERANCE
+
+
+# ---------------------------------------------------------------------------------------------- what cannot, and why
+
+
+class ByValue(Cliff):
+    """Decides in Python by the value of a tensor."""
+
+    def energies(self, context, actions):
+        return super().energies(context, actions) if float(actions.sum()) > -1e9 else actions[..., 0]
+
+
+class ByLength(Cliff):
+    """Fixes the batch."""
+
+    def encode(self, obs):
+        return obs + torch.zeros(len(obs), 1)
+
+
+@dataclass(frozen=True)
+class OwnDraws:
+    """A sampler that draws with torch's own function."""
+
+    steps: int = 1
+
+    def init(self, energy, context, start, generator):
+        return cebm.samplers.LangevinState(start)
+
+    def step(self, energy, context, state, k, generator):
+        noise = torch.randn(state.actions.shape, generator=generator)
+        return cebm.samplers.LangevinState(state.actions + noise), cebm.StepInfo.of(state.actions[..., 0])
+
+
+@dataclass(frozen=True)
+class GlobalDraws(OwnDraws):
+    """A sampler that draws from the global generator."""
+
+    def step(self, energy, context, state, k, generator):
+        return super().step(energy, context, state, k, torch.default_generator)
+
+
+@pytest.mark.parametrize(
+    ("energy", "sampler", "message"),
+    [
+        (ByValue, Langevin(steps=1), r"ByValue\.energies \(test_export\.py, line \d+\)"),
+        (ByLength, Langevin(steps=1), "fixes the number of observations, as len"),
+        (Cliff, OwnDraws(), r"OwnDraws\.step \(test_export\.py, line \d+\) draws with torch\.randn.*draw_normal"),
+        (Cliff, GlobalDraws(), "global generator"),
+    ],
+)
+def test_what_cannot_be_exported_says_why(energy: Any, sampler: Any, message: str, tmp_path: Path) -> None:
+    class Whole(energy):
+        def energies(self, context, actions):
+            return super().energies(context, actions).nan_to_num(1.0, 1.0, 1.0)
+
+    Whole.__name__ = energy.__name__
+    policy = EnergyPolicy(Whole(), UNIT, UNIT, Search(sampler, 4))
+    with pytest.raises(ExportError, match=message):
+        policy.export(tmp_path / "policy.pt2", "torch")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_arguments_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("mse", 0)
+    with pytest.raises(ValueError, match="format must be one of onnx, torch, aoti, got 'tflite'"):
+        export(policy, tmp_path / "policy.onnx", "tflite")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"path must end in \.pt2 for the format 'torch'"):
+        policy.export(tmp_path / "policy.onnx", "torch")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        policy.export(tmp_path / "none" / "policy.pt2", "torch")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"pip install 'cebm\[onnx\]'"):
+        policy.export(tmp_path / "policy.onnx")
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policy.pt2"
+    policy_of("mse", 0).export(path, "torch")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(cebm.StorageError, match="not an exported policy, or a damaged one"):
+        load_exported(path)
+    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), path)
+    with pytest.raises(cebm.StorageError, match=r"it was not written by policy\.export"):
+        load_exported(path)
+
+
+def test_the_effort_is_in_the_contract() -> None:
+    policy = policy_of("ibc", 0)
+    contract = contract_of(policy, candidates=5, steps=2)
+    assert (contract.candidates, contract.steps, contract.inputs()) == (5, 2, ["obs", "normal", "uniform"])
+    # 5 uniform candidates of 2 columns, and 2 steps of noise for each of them.
+    assert (contract.count("uniform"), contract.count("normal")) == (10, 20)
+    program = trace(policy, contract)
+    assert not [node for node in program.graph.nodes if "rand" in str(node.target)]
+
+
+def test_the_command_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy_of("mse", 0).save(tmp_path / "policy")
+    main(["export", str(tmp_path / "policy"), "--out", str(tmp_path / "policy.pt2"), "--format", "torch"])
+    assert capsys.readouterr().out.startswith("obs [batch, 8] → action [batch, 2]")
+    assert load_exported(tmp_path / "policy.pt2").act(np.zeros(8)).shape == (2,)
+
+
+# ---------------------------------------------------------------------------------------------- without Python
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_example_in_c_plus_plus_acts_the_same(tmp_path: Path, generator: torch.Generator) -> None:
+    compiler()
+    source, torch_folder = ROOT / "examples/deploy/act.cpp", Path(torch.__file__).parent
+    assert len(source.read_text().splitlines()) <= 60
+    (command,) = re.findall(r"^// +(g\+\+ .*)$", source.read_text(), re.M)
+    built = command.replace("$TORCH", str(torch_folder)).replace("act.cpp", str(source)).split()
+    subprocess.run(built, cwd=tmp_path, check=True)
+    policy, path = policy_of("steady"), tmp_path / "policy.pt2"
+    policy.export(path, "aoti")
+    exported, obs = load_exported(path), observations(policy, 20)
+    recorder = Recorder(generator)
+    wanted = policy.act(obs, generator=recorder)
+    rows = torch.cat([torch.from_numpy(obs), *given(recorder, exported, 20).values()], 1)
+    assert exported.contract.inputs() == ["obs", "normal", "uniform"]
+    text = "\n".join(" ".join(map(repr, row)) for row in rows.tolist())
+    found = subprocess.run([tmp_path / "act", path], input=text, capture_output=True, text=True, check=True).stdout
+    np.testing.assert_allclose(np.loadtxt(found.splitlines()), wanted, atol=TOLERANCE)
+    alone = " ".join(map(repr, obs[0].tolist()))
+    found = subprocess.run([tmp_path / "act", path], input=alone, capture_output=True, text=True, check=True).stdout
+    assert len(found.split()) == 2
+    wrong = subprocess.run([tmp_path / "act", path], input="1 2 3", capture_output=True, text=True)
+    assert wrong.returncode == 1 and "a line has 8 numbers" in wrong.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_page_acts_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx()
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("there is no browser: chromium or google-chrome")
+    if shutil.which("npm") is None:
+        pytest.skip("there is no npm to fetch onnxruntime-web with")
+    monkeypatch.syspath_prepend(str(ROOT / "examples/deploy"))
+    import page
+
+    policy, path = policy_of("steady"), tmp_path / "policy.onnx"
+    policy.export(path)
+    try:
+        text = page.page(policy, path)
+    except subprocess.CalledProcessError:
+        pytest.skip("npm could not fetch onnxruntime-web")
+    (tmp_path / "page.html").write_text(text)
+    exported, obs = load_exported(path), observations(policy, 1)
+    numbers = {name: values[0].tolist() for name, values in exported.numbers(1).items()}
+    asked = urllib.parse.quote(json.dumps({"obs": obs[0].tolist(), **numbers}))
+    shown = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=120000", "--dump-dom"),
+            f"file://{tmp_path / 'page.html'}#{asked}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "HOME": str(tmp_path)},
+    ).stdout
+    found = re.search(r'<output id="action">\[(.*?)\]</output>', shown)
+    assert found is not None, shown[-500:]
+    np.testing.assert_allclose(np.array(found[1].split(","), float), policy.act(obs)[0], atol=TOLERANCE)
