@@ -60,6 +60,9 @@ class _Gate(torch.autograd.Function):
 
 
 def _gate(gradient: Tensor, inputs: Tensor) -> Tensor:
+    if traced():  # silu'(a) = σ(a) (1 + a (1 − σ(a))) by plain arithmetic, which every format of export knows
+        sigmoid = torch.sigmoid(inputs)
+        return gradient * sigmoid * (1 + inputs * (1 - sigmoid))
     if torch.is_grad_enabled():
         return cast(Tensor, _Gate.apply(gradient, inputs))
     if traced():  # operations that every format of export knows
