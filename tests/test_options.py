@@ -145,4 +145,4 @@ def test_every_setting_of_every_trial_has_an_option_and_a_line_of_documentation(
 
     visit(options, trial, "")
     assert found == {path: value for path, value in settings_of(trial).items() if value != () or path in found}
-    assert not undocumented
+    assert not undocumented, undocumented

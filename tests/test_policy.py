@@ -217,9 +217,11 @@ def test_lists_and_rows_of_a_table(generator: torch.Generator) -> None:
             assert np.array_equal(policy.act(obs, previous=Row(previous)), warm)
         assert np.array_equal(policy.act([values, values])[0], policy.act(np.array([values, values]))[0])
         assert policy.act([values, values], budget_ms=5.0).shape == (2, 2)
-    for wrong in (["a", "b"], [[1.0], [1.0, 2.0]], {"x": 1.0}, None):
+    for wrong in (["a", "b"], [[1.0], [1.0, 2.0]], None):
         with pytest.raises(ValueError, match="obs must be"):
             policy.act(wrong)
+    with pytest.raises(ValueError, match="obs: obs is missing; the parts are 'obs'"):
+        policy.act({"x": 1.0})
 
 
 def test_a_policy_is_one_line() -> None:

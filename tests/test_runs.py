@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import cebm.storage
-from cebm import runs
+from cebm import runs, selection
 from cebm.composition import vary
 from cebm.demonstrations import Demonstrations
 from cebm.energies import MLP
@@ -657,7 +657,7 @@ def test_an_evaluation_without_numbers_stops_the_run_too(tmp_path: Path, monkeyp
     def failing(*_: Any, **__: Any) -> Any:
         raise ValueError("the energy is NaN or infinite at every candidate")
 
-    monkeypatch.setattr(runs, "evaluate", failing)
+    monkeypatch.setattr(selection, "evaluate", failing)
     with pytest.raises(DivergedError, match=r"at the evaluation of step 8; last good checkpoint: step 6"):
         train(small_job(), tmp_path / "run")
 

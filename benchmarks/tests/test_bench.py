@@ -100,7 +100,9 @@ def test_bad_arguments_are_named() -> None:
         list(bench.bench("chain", threads=[0]))
     with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
         list(bench.bench("chain", repeats=0))
-    with pytest.raises(ValueError, match="no benchmark 'speed'; there are chain, train, growth, act, env and all"):
+    with pytest.raises(
+        ValueError, match="no benchmark 'speed'; there are chain, train, growth, act, env, deploy and all"
+    ):
         list(bench.bench("speed"))
     with pytest.raises(ValueError, match="sizes must be of batch, samples, steps or width, got 'depth'"):
         varied(SMALL, {"depth": 3})

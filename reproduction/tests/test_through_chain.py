@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cebm import negatives
 from cebm.energies import MLPEnergy
 from cebm.losses import info_nce
-from cebm.negatives import ShortChains, Source
+from cebm.negatives import ShortChains, Source, chains
 from cebm.recipes import find_trial, vary
 from cebm.runs import trainer_of
 from cebm.samplers import run
@@ -104,7 +103,7 @@ def test_without_the_graph_nothing_is_extra(monkeypatch: pytest.MonkeyPatch) -> 
     def planted(*args: Any, keep_graph: bool = False) -> Any:
         return run(*args)
 
-    monkeypatch.setattr(negatives, "run", planted)
+    monkeypatch.setattr(chains, "run", planted)
     assert extra_gradient(trainer) == {"observation": 0.0, "rest": 0.0}
 
 

@@ -210,7 +210,7 @@ def test_the_reference_curves_are_as_long_as_the_runs() -> None:
 
 def test_without_the_reference_it_says_so(tmp_path: Path) -> None:
     assert "--reference" in Validation().compute(TINY, 0)["skipped"]
-    claim = Validation(tmp_path / "nowhere")
+    claim = Validation(str(tmp_path / "nowhere"))
     found = claim.compute(TINY, 0)
     assert "particle_2d_1_episode.csv" in found["skipped"]
     hand = results(near(0.02))
@@ -228,7 +228,7 @@ def test_end_to_end(tmp_path: Path) -> None:
             writer = csv.writer(file)
             writer.writerow(["step", *COLUMNS])
             writer.writerows([20 * i, *(2.0 + i * j for j in range(1, 8))] for i in range(case.steps // 20 + 1))
-    claim, scale = Validation(tmp_path), replace(TINY, steps=20)
+    claim, scale = Validation(str(tmp_path)), replace(TINY, steps=20)
     tasks = [short(task) for task in claim.tasks(scale, [0])]
     assert [task.label for task in tasks] == ["computation", *TRAINED]
     found = {task.key: task.run(tmp_path / task.key) for task in tasks}

@@ -51,7 +51,3 @@ __all__ = [
     "run",
     "with_steps",
 ]
-
-# Files and digests of settings name these classes `cebm.samplers:Langevin`: that is their address, wherever they lie.
-for _piece in (Constant, Polynomial, Exponential, Collect, Langevin, MALA, HMC, DerivativeFree, Tempering):
-    _piece.__module__ = __name__

@@ -147,10 +147,10 @@ def _handler(server: StudioServer) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "cebm-studio", ""
         disable_nagle_algorithm = True
 
-        def do_GET(self) -> None:  # noqa: N802 (the name that http.server asks for)
+        def do_GET(self) -> None:
             self._guarded(self._file)
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             self._guarded(self._question)
 
         def _guarded(self, act: Any) -> None:
