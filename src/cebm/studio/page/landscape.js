@@ -119,7 +119,9 @@ function places(pen, frame, drawn) {
     const [x, y] = handle.columns[0].map((column, axis) => at(axis, newest[column]));
     const px = frame.x + x * frame.width, py = frame.y + (1 - y) * frame.height;
     pen.setLineDash([4, 3]); ring(pen, px, py, Math.max(4, handle.radius / (bounds[1][0] - bounds[0][0]) * frame.width)); pen.setLineDash([]);
-    pen.lineWidth = 3; pen.strokeStyle = "#000"; pen.strokeText(handle.name, px + 12, py); pen.fillStyle = "#fff"; pen.fillText(handle.name, px + 12, py);
+    const right = px < frame.x + frame.width - 60, away = px + (right ? 12 : -12);
+    pen.textAlign = right ? "left" : "right";
+    pen.lineWidth = 3; pen.strokeStyle = "#000"; pen.strokeText(handle.name, away, py - 12); pen.fillStyle = "#fff"; pen.fillText(handle.name, away, py - 12);
   }
 }
 

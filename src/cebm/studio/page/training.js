@@ -31,7 +31,7 @@ const redraw = latest(async () => { if (view.tab === "training" && found) { curv
 function curve() {
   const { pen, width, height } = brush(element("curves")), points = found?.curves[view.curve];
   if (!points) return;
-  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y).filter(Number.isFinite), frame = { x: 48, y: 8, width: width - 58, height: height - 34 };
+  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y).filter(Number.isFinite), frame = { x: 50, y: 8, width: width - 62, height: height - 44 };
   let low = Math.min(...ys), high = Math.max(...ys);
   if (low === high) { low -= 1; high += 1; }
   const across = [xs[0], xs[xs.length - 1]];
