@@ -206,7 +206,7 @@ class Desk:
         level = message.get("level")
         if level is not None and (isinstance(level, bool) or not isinstance(level, int | float)):
             raise ValueError(f"level must be a number, got {level!r}")
-        return {"axes": tuple(axes), "points": points, "level": level}
+        return {"axes": tuple(axes), "points": points, "level": None if level is None else float(level)}
 
 
 def packed(values: np.ndarray) -> dict[str, Any]:
