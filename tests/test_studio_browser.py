@@ -162,7 +162,7 @@ def test_the_other_panels_draw(page: Browser, runs: list[Path]) -> None:
 
 
 def test_a_link_restores_the_view(page: Browser, server: StudioServer) -> None:
-    page.until("document.querySelector('#link').value.includes('cividis')")
+    page.until("document.querySelector('#link').value.includes(encodeURIComponent('\"tab\":\"take\"'))")
     link, before, obs = page.run("document.querySelector('#link').value"), shown_action(page), seen(page)
     page.open(link)
     page.until("Number(document.querySelector('#landscape').dataset.ready) > 0")
