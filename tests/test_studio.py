@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+import re
 import shutil
 import socket
 import threading
@@ -113,6 +114,8 @@ def test_levels_change_the_landscape_of_an_energy_that_has_them(generator: torch
     policy = EnergyPolicy(energy, box, box, AnnealedSearch(candidates=4))
     level = energy.levels[0]
     found = landscape(policy, [0.0, 0.0], points=6, level=level, held=[0.0, 0.0])
+    with pytest.raises(ValueError, match="have no noise level"):
+        standing(search(policy, [0.0, 0.0]), found)
     problem = at_level(policy.problem([0.0, 0.0]), level)
     corner = torch.full((1, 2), float(found.places[0]))
     assert found.energies[0, 0] == pytest.approx(float(energies_of(problem, corner)[0]), abs=1e-5)
@@ -470,6 +473,16 @@ def test_a_mistake_in_a_users_energy_is_a_message(
         assert ask(server, "hello") == (500, {"error": "KeyError: 1"})
         assert ask(server, "landscape", {"obs": [0, 0], "points": 4})[0] == 200
     assert "KeyError" in capsys.readouterr().err
+
+
+def test_the_code_of_the_page_about_the_studio_runs() -> None:
+    text = (Path(__file__).parent.parent / "docs/studio.md").read_text()
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 2 and names["picture"].energies.shape == (96, 96)
+    assert names["moves"].states.shape[2] == 2 and names["sketch"].places
 
 
 def test_the_command_refuses_what_it_cannot_show(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

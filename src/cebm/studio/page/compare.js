@@ -39,4 +39,5 @@ export function start() {
     for (const id of ["second", "difference"]) element(id).hidden = !others.length;
   });
   listen(["obs", "axes", "tab", "subject", "other", "palette"], later(run, 60));
+  addEventListener("resize", later(run, 200));
 }

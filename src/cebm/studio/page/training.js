@@ -1,5 +1,5 @@
 // A run under way: its curves, and the landscape of its checkpoints at the present observation. Files are read anew.
-import { ask, change, element, latest, listen, number, subject, view } from "./state.js";
+import { ask, change, element, later, latest, listen, number, subject, view } from "./state.js";
 import { axes, brush, css, line, thumbnail } from "./draw.js";
 
 let found = null, followed = true;
@@ -45,5 +45,6 @@ export function start() {
   element("checkpoint").onchange = () => { followed = element("checkpoint").value === String(found.checkpoints[0]); redraw(); };
   listen(["tab", "subject"], () => { if (!subject().running) element("trained").textContent = "This policy is no run directory: there is no training to follow."; look(); });
   listen(["obs", "axes", "level", "palette"], redraw);
+  addEventListener("resize", later(redraw, 200));
   setInterval(look, 3000);
 }
