@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cebm.denoising import DenoisingScore
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.intervals import Interval
 from cebm.policy import EnergyPolicy, load
@@ -26,6 +27,7 @@ from cebm.storage import write_atomically
 from cebm.sweep.results import records
 from cebm.sweep.studies import Planned, Record
 from cebm.tasks import PushT, Task
+from cebm.units import Gaussian, PlanarPose, Relative
 
 EPISODES = 200
 HISTORY, HORIZON, EXECUTE = 2, 16, 8
@@ -49,7 +51,20 @@ def without_tilt(policy: EnergyPolicy) -> EnergyPolicy:
     return replace(policy, energy=base)
 
 
+def way_of(**acting: Any) -> Way:
+    """Another way to search, by settings of the policy's own."""
+    return Way(lambda policy: replace(policy, acting=vary(policy.acting, **acting)))
+
+
+_ANNEALED = {
+    "as trained": Way(),
+    "one draw": way_of(choice="first", candidates=1),
+    "one draw of ten steps": way_of(**{"choice": "first", "candidates": 1, "sampler.steps": 10}),
+    "softmax": way_of(choice="softmax"),
+}
 WAYS: dict[str, dict[str, Way]] = {
+    "annealed": _ANNEALED,
+    "denoising alone": _ANNEALED,
     "steady": {
         "as trained": Way(),
         "without f": Way(without_tilt),
@@ -61,14 +76,23 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """A recipe of a study, with the settings that differ from it."""
+
+    trial: str
+    steps: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Results:
     """A study: recipes with their numbers of steps, on one task, at every seed; the first seed of all recipes first."""
 
     task: Task
     data: str
     """Demonstrations, a file."""
-    recipes: Mapping[str, int]
-    """Training steps by recipe."""
+    recipes: Mapping[str, Recipe]
+    """By the name of the row in the table."""
     seeds: Sequence[int] = tuple(range(5))
 
     measure = "benchmarks.task_studies:measured"
@@ -77,15 +101,37 @@ class Results:
         return [Planned(self.job(name, seed), {"recipe": name}) for seed in self.seeds for name in self.recipes]
 
     def job(self, name: str, seed: int) -> Job:
-        steps = self.recipes[name]
-        trial = vary(find_trial(name), **{"inputs.history": HISTORY, "inputs.horizon": HORIZON})
+        recipe = self.recipes[name]
+        steps, window = recipe.steps, {"inputs.history": HISTORY, "inputs.horizon": HORIZON}
+        trial = vary(find_trial(recipe.trial), **window, **recipe.settings)
         # Nothing is chosen by validation: the last checkpoint counts, so that one look at the end is enough.
         return Job(
             name, trial, self.task, self.data, steps=steps, seed=seed, evaluate_every=steps, evaluation_episodes=1
         )
 
 
-push_t = Results(PushT(), "runs/push-t.npz", {"steady": 10_000, "mdn": 3_000, "mse": 3_000, "ibc": 3_000})
+# Actions from the agent's position, in units of 64 px; the state moves by 5 px (agent), 3 px and 0.03 rad (block).
+RELATIVE = {
+    "inputs.relative": Relative((0, 1), (18, 19), 64.0),
+    "inputs.jitter": (Gaussian((18, 19), 5.0), PlanarPose("0:18", 3.0, 0.03)),
+}
+push_t = Results(
+    PushT(),
+    "runs/push-t.npz",
+    {
+        "annealed": Recipe("annealed", 20_000, {**RELATIVE, "energy.deviation": 1.0}),
+        "steady": Recipe("steady", 10_000),
+        "steady, relative": Recipe("steady", 10_000, RELATIVE),
+        "denoising alone": Recipe(
+            "annealed", 20_000, {**RELATIVE, "energy.deviation": 1.0, "objective": DenoisingScore()}
+        ),
+        "mdn": Recipe("mdn", 3_000),
+        "mse": Recipe("mse", 3_000),
+        "two-step": Recipe("two-step", 3_000),
+        "nearest": Recipe("nearest", 1),
+        "ibc": Recipe("ibc", 3_000),
+    },
+)
 
 
 def measured(directory: Path) -> dict[str, Any]:

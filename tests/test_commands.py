@@ -236,8 +236,7 @@ def test_help_has_a_users_settings_with_their_documentation(capsys: pytest.Captu
 def jobs_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, Path]:
     """The job that `cebm train` would run, and where."""
     seen: list[Any] = []
-    monkeypatch.setattr(commands, "train", lambda job, out, listen, material, group: seen.append((job, out)))
-    monkeypatch.setattr(commands, "_run", lambda job, out, board, start, group: start(lambda row: None))
+    monkeypatch.setattr(commands, "_run", lambda job, out, board, start, group: seen.append((job, out)))
     train_command(list(arguments))()
     return seen[0]
 
@@ -338,7 +337,7 @@ def test_eval_prints_and_keeps_its_result(capsys: pytest.CaptureFixture[str]) ->
 
 def test_eval_in_other_places(capsys: pytest.CaptureFixture[str]) -> None:
     main(["eval", "own-run", "--episodes", "4", "--with", "own_stuff.py"])
-    assert re.match(r"nearness -0\.\d+ ± 0\.\d+  \(4 episodes\)  action ", capsys.readouterr().out)
+    assert re.match(r"nearness -0\.\d+ ± 0\.\d+  \[-\d.*, -?\d.*\]  \(4 episodes\)  action ", capsys.readouterr().out)
     main(["eval", "own-run/best", "--episodes", "1", "--task", "own_stuff.py:centre", "--max-steps", "2", "--json"])
     assert json.loads(capsys.readouterr().out)["length"] == 2
     main(["eval", "run/policy", "--episodes", "2", "--task", "particle", "--execute", "1"])
@@ -496,11 +495,13 @@ def test_certify_judges_a_users_sampler(capsys: pytest.CaptureFixture[str], monk
 def test_words_for_any_metric() -> None:
     rows: list[dict[str, Any]] = [{"episode": i, "success": None, "coverage": 0.25 * i} for i in range(3)]
     result = Evaluation(rows, 0, 1.0, 2.0, 3.0)
-    assert sentence(result, "coverage") == "coverage 0.25 ± 0.14  (3 episodes)  action 2.0 ms (p99 3.0)"
+    # 0.25 ± t s/√n with s = 0.25 and Student's t of two degrees of freedom, 4.303.
+    told = sentence(result, "coverage")
+    assert told == "coverage 0.25 ± 0.14  [-0.3711, 0.8711]  (3 episodes)  action 2.0 ms (p99 3.0)"
     assert sentence(Evaluation(rows[:2][1:], 0, 1.0, 2.0, 3.0), "coverage").startswith("coverage 0.25  (1 episodes)")
     both = [{**row, "success": True} for row in rows]
     told = sentence(Evaluation(both, 0, 1.0, 2.0, 3.0), "coverage")
-    assert told.startswith("success 100% [44%, 100%]  coverage 0.25 ± 0.14  (3/3 episodes)")
+    assert told.startswith("success 100% [44%, 100%]  coverage 0.25 ± 0.14  [-0.3711, 0.8711]  (3/3 episodes)")
     assert measured({"validation_action_error": 0.12345, "step": 3}) == "error 0.1235"
     assert measured({"a": 1.0, "a_se": 0.5, "b": 2.0}) == "a 1 ± 0.5"
     assert measured({}) == ""

@@ -446,7 +446,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "penalties.1 must be an object with a method `penalty`, got InfoNCE(",
     ),
     "a misspelt choice": (lambda: Search(choice="minimun"), "choice must be 'minimum' or 'draw', got 'minimun'"),
-    "a misspelt scaling": (lambda: Inputs("min-mix"), "obs_scaling must be 'min-max' or 'standardise', got 'min-mix'"),
+    "a misspelt scaling": (
+        lambda: Inputs("min-mix"),
+        "obs_scaling must be 'min-max', 'standardise' or 'robust', got 'min-mix'",
+    ),
     "a misspelt objective": (
         lambda: MarginalActions(objective="max-ent"),
         "objective must be 'mcmc' or 'maxent', got 'max-ent'",

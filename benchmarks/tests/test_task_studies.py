@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import task_studies
-from benchmarks.task_studies import Results, Way, measured, table, without_tilt
+from benchmarks.task_studies import Recipe, Results, Way, measured, table, without_tilt
 from cebm.policy import load
 from cebm.recipes import find_trial, vary
 from cebm.runs import Job, train
@@ -27,13 +27,16 @@ def record(seed: int, rewards: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def test_every_recipe_has_every_seed() -> None:
-    planned = Results(PushT(), "push-t.npz", {"steady": 20, "mse": 10}, (0, 1)).plan()
+    planned = Results(
+        PushT(), "push-t.npz", {"steady": Recipe("steady", 20), "mse": Recipe("mse", 10, {"width": 8})}, (0, 1)
+    ).plan()
     assert [(each.job.name, each.job.seed, each.job.steps) for each in planned] == [
         ("steady", 0, 20),
         ("mse", 0, 10),
         ("steady", 1, 20),
         ("mse", 1, 10),
     ]
+    assert planned[1].job.trial.energy.width == 8  # type: ignore[attr-defined]
     inputs = planned[0].job.trial.inputs
     assert (inputs.history, inputs.horizon) == (task_studies.HISTORY, task_studies.HORIZON)
 
@@ -63,3 +66,9 @@ def test_the_table_pairs_episodes() -> None:
     assert found["steady, other"]["reward"][0] == pytest.approx(0.65)
     half = 1.96 * np.std([0.1, 0.2, 0.1, 0.2], ddof=1) / 2
     assert found["steady, other"]["to as trained"] == pytest.approx([0.15, 0.15 - half, 0.15 + half])
+
+
+def test_the_studies_can_be_planned() -> None:
+    """Every name and setting of the committed studies exists."""
+    labels = [each.job.name for each in task_studies.push_t.plan()]
+    assert len(labels) == 5 * len(task_studies.push_t.recipes) and set(task_studies.WAYS) <= set(labels)

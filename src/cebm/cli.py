@@ -23,6 +23,8 @@ SamplerName = Literal[
     "langevin-correct",
     "langevin-correct-clipped",
     "mala",
+    "hmc",
+    "tempering",
     "derivative-free",
     "derivative-free-autoregressive",
 ]

@@ -18,6 +18,7 @@ from cebm.energies.base import EnergyModel, Obs
 from cebm.losses import info_nce
 from cebm.negatives import InBatch, Negatives, Positives, own_losses
 from cebm.objectives import Objective, Terms
+from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
 
 
@@ -42,7 +43,7 @@ class DenoisingScore:
         levels = _drawn_levels(self, energy, actions, generator)
         s, d = levels.unsqueeze(-1), energy.deviation
         clean = actions.unsqueeze(1)
-        noisy = clean + s * _normal((len(actions), self.draws, actions.shape[1]), actions, generator)
+        noisy = clean + s * draw_normal(generator, (len(actions), self.draws, actions.shape[1]), actions)
         _, slopes = energy.at(levels).energies_and_gradients(energy.encode(obs), noisy)
         errors = (noisy - clean) / s - s * slopes
         weights = (s.square() + d**2) / d**2  # s²/c²
@@ -80,7 +81,7 @@ class LevelContrast:
         count = each.shape[1]
         levels = actions.new_tensor(self.levels).mul_(energy.deviation).repeat_interleave(count).unsqueeze(0)
         clean = each.repeat(1, len(self.levels), 1)
-        noisy = clean + levels.unsqueeze(-1) * _normal(clean.shape, actions, generator)
+        noisy = clean + levels.unsqueeze(-1) * draw_normal(generator, clean.shape, actions)
         target = energy.contrasted
         energies = target.at(levels).energies(target.encode(obs), noisy).unflatten(1, (-1, count))
         positive, negative = energies[..., 0], energies[..., 1:]
@@ -120,11 +121,11 @@ class LevelRatio:
 
     def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
         middle = _drawn_levels(self, energy, actions, generator)
-        coin = torch.rand(middle.shape, generator=generator, dtype=middle.dtype, device=middle.device)
+        coin = draw_uniform(generator, middle.shape, middle)
         factor = torch.exp(self.gap / sqrt(actions.shape[1]) * torch.where(coin < 0.5, -1.0, 1.0))
         levels = middle * factor
-        noisy = actions.unsqueeze(1) + levels.unsqueeze(-1) * _normal(
-            (len(actions), self.draws, actions.shape[1]), actions, generator
+        noisy = actions.unsqueeze(1) + levels.unsqueeze(-1) * draw_normal(
+            generator, (len(actions), self.draws, actions.shape[1]), actions
         )
         both = energy.at(torch.cat([levels, middle / factor], 1)).energies(energy.encode(obs), noisy.repeat(1, 2, 1))
         own, other = both.chunk(2, 1)
@@ -136,15 +137,10 @@ def _drawn_levels(
     law: "DenoisingScore | LevelRatio", energy: EnergyModel, actions: Positives, generator: torch.Generator
 ) -> Float[Tensor, "batch draws"]:
     """log(s/d) ~ N(mean, spread²), one from each of `draws` equally likely parts."""
-    made: dict[str, Any] = {"generator": generator, "dtype": actions.dtype, "device": actions.device}
     share = torch.arange(law.draws, dtype=actions.dtype, device=actions.device)
-    share = (share + torch.rand((len(actions), law.draws), **made)) / law.draws
+    share = (share + draw_uniform(generator, (len(actions), law.draws), actions)) / law.draws
     place = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
     return energy.deviation * torch.exp(law.mean + law.spread * place)
-
-
-def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _check_levels(law: "DenoisingScore | LevelRatio") -> None:

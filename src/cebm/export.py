@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import sysconfig
 import tempfile
 import traceback
@@ -309,8 +310,8 @@ def _blame(error: BaseException) -> str:
         seen.add(id(each))
         place = _place(_frames(each.__traceback__)) or place
         each = each.__cause__ or each.__context__  # type: ignore[assignment]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else type(error).__name__
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
+    said = next((line for line in lines if "No ONNX function" in line), next(filter(None, lines), type(error).__name__))
     if "specialized it to be a constant" in str(error):
         said = "its code fixes the number of observations, as len(tensor) and int(tensor.shape[0]) do"
     return f"{place}: {said}" if place else said

@@ -33,7 +33,7 @@ from cebm.energies.base import (
 )
 from cebm.energies.density import MixtureDensity
 from cebm.energies.feedforward import Linear
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 Form = Literal["dot", "affine", "scalar", "half-squared-difference"]
 Precision = Literal["float32", "bf16", "measured"]
@@ -60,8 +60,14 @@ class _Gate(torch.autograd.Function):
 
 
 def _gate(gradient: Tensor, inputs: Tensor) -> Tensor:
+    if traced():  # silu'(a) = σ(a) (1 + a (1 − σ(a))) by plain arithmetic, which every format of export knows
+        sigmoid = torch.sigmoid(inputs)
+        return gradient * sigmoid * (1 + inputs * (1 - sigmoid))
     if torch.is_grad_enabled():
         return cast(Tensor, _Gate.apply(gradient, inputs))
+    if traced():  # operations that every format of export knows
+        sigmoid = torch.sigmoid(inputs)
+        return gradient * sigmoid * (1 + inputs * (1 - sigmoid))
     return torch.ops.aten.silu_backward(gradient, inputs)
 
 
