@@ -13,6 +13,7 @@ import textwrap
 import typing
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -108,16 +109,29 @@ def field_docs(kind: type) -> dict[str, str]:
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, SyntaxError):  # made at run time, or without its source
-            continue
-        for statement, after in pairwise(getattr(tree.body[0], "body", [])):
+        for statement, after in pairwise(_body_of(base)):
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 docs[statement.target.id] = " ".join(str(after.value.value).split())
     return docs
+
+
+def _body_of(kind: type) -> list[ast.stmt]:
+    """The statements of a class; none where it was made at run time, or without its source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        return list(getattr(tree.body[0], "body", []))
+    except (OSError, TypeError, SyntaxError):
+        pass
+    # A package may call the classes of its files its own, as cebm.samplers does: then their methods know the file.
+    for member in vars(kind).values():
+        code = getattr(inspect.unwrap(member) if callable(member) else None, "__code__", None)
+        if code is not None and Path(code.co_filename).is_file():
+            for node in ast.parse(Path(code.co_filename).read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                    return node.body
+    return []
 
 
 # -------------------------------------------------------------------------------------------- types

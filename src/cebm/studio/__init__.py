@@ -1,6 +1,6 @@
 """The studio: look into a conditional energy in the browser. `cebm studio RUN` opens it; docs/studio.md has all of it.
 
-One module per panel computes data, and needs no browser: `landscape`, `search`, `observation`, `comparison`, `training`.
+One module per panel computes data and needs no browser: `landscape`, `search`, `observation`, `comparison`, `training`.
 `desk` answers the page's questions with them, and `server` is the only one that knows HTTP.
 """
 

@@ -50,7 +50,7 @@ def with_values(acting: Acting, values: Mapping[str, Any]) -> Acting:
 def _controls(piece: Any, options: Any, path: str) -> Iterator[Control]:
     if options is None:
         return
-    docs = {} if isinstance(piece, tuple | list) else field_docs(type(piece))
+    docs = {} if isinstance(piece, tuple | list) else field_docs(type(piece))  # type: ignore[arg-type]  # mypy takes a class for unhashable
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         inner = piece[int(field.name[5:])] if isinstance(piece, tuple | list) else getattr(piece, field.name)

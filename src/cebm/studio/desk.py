@@ -83,9 +83,8 @@ class Desk:
         subject, obs = self._subject(message), _numbers(message, "obs")
         acting, seed = self._acting(message, subject.policy), _optional(message, "seed")
         moves = searching.search(subject.policy, obs, acting, seed)
-        ground = landscape(
-            subject.policy, obs, **self._view({**message, "points": 64}), held=moves.states[-1, moves.chosen]
-        )
+        view = self._view({**message, "points": 64, "level": None})
+        ground = landscape(subject.policy, obs, **view, held=moves.states[-1, moves.chosen])
         places = searching.standing(moves, ground)
         inside = np.stack([moves.states[:, :DOTS, axis] for axis in ground.axes], -1)
         return {
@@ -206,7 +205,7 @@ class Desk:
         level = message.get("level")
         if level is not None and (isinstance(level, bool) or not isinstance(level, int | float)):
             raise ValueError(f"level must be a number, got {level!r}")
-        return {"axes": tuple(axes), "points": points, "level": level}
+        return {"axes": tuple(axes), "points": points, "level": None if level is None else float(level)}
 
 
 def packed(values: np.ndarray) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from cebm.demonstrations import Demonstrations
 from cebm.parts import Part
 from cebm.policy import EnergyPolicy
 from cebm.studio.subject import Subject
+from cebm.tasks import Sketch
 
 MOST_COLUMNS = 64
 """Columns that get a slider; of pictures there are far more."""
@@ -52,7 +53,10 @@ def first_window(subject: Subject) -> Float[np.ndarray, " window"]:
 def columns_of(subject: Subject) -> list[Column]:
     """Names and ranges of the columns of one observation, at most `MOST_COLUMNS`."""
     policy, data = subject.policy, subject.demonstrations
-    names = names_of(policy.parts if data is None else data.parts, policy.columns[0])[:MOST_COLUMNS]
+    parts = policy.parts if data is None else data.parts
+    names = names_of(parts, policy.columns[0])[:MOST_COLUMNS]
+    if subject.task is not None and subject.task.sketch is not None and not any(part.columns for part in parts):
+        names = _by_handles(names, subject.task.sketch)
     low, high = _ranges(policy, data)
     return [Column(name, *_wider(float(low[i]), float(high[i]))) for i, name in enumerate(names)]
 
@@ -97,7 +101,9 @@ def sketch_of(subject: Subject) -> dict[str, Any] | None:
     return {
         "low": list(sketch.low),
         "high": list(sketch.high),
-        "handles": [{"name": h.name, "columns": [list(c) for c in h.columns], "radius": h.radius} for h in sketch.handles],
+        "handles": [
+            {"name": h.name, "columns": [list(c) for c in h.columns], "radius": h.radius} for h in sketch.handles
+        ],
         "walls": [list(wall) for wall in sketch.walls],
         "downwards": sketch.downwards,
         "places": sketch.places and subject.policy.columns[1] == 2,
@@ -111,6 +117,18 @@ def names_of(parts: tuple[Part, ...], size: int) -> list[str]:
         each = part.columns or tuple(str(i) for i in range(part.size))
         names += [f"{part.name} {name}" for name in each] if part.size > 1 or part.columns else [part.name]
     return names if len(names) == size else [f"column {i}" for i in range(size)]
+
+
+def _by_handles(names: list[str], sketch: Sketch) -> list[str]:
+    """The names with those of what can be dragged; a thing of several points numbers them."""
+    found = list(names)
+    for handle in sketch.handles:
+        for point, pair in enumerate(handle.columns):
+            number = f" {point}" if len(handle.columns) > 1 else ""
+            for axis, column in zip("xy", pair, strict=True):
+                if column < len(found):
+                    found[column] = f"{handle.name}{number} {axis}"
+    return found
 
 
 def _data(subject: Subject) -> Demonstrations:

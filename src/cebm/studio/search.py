@@ -114,7 +114,10 @@ class Standing:
 
 
 def standing(moves: Moves, ground: Landscape, frame: int = -1) -> Standing:
-    """Compares the candidates of one frame with the density on the landscape's points."""
+    """Compares the candidates of one frame with the density on the landscape's points. Both count the energy as it is,
+    without a noise level."""
+    if ground.level is not None:
+        raise ValueError(f"the candidates' energies have no noise level, the landscape has {ground.level:g}")
     limit = -float(ground.places[0]) + (ground.places[1] - ground.places[0]) / 2
     edges = np.linspace(-limit, limit, BINS + 1)
     states, energies = moves.states[frame], moves.energies[frame]

@@ -31,7 +31,11 @@ MOST_WAITING = 12
 """Questions that wait for an answer; more are refused."""
 IDLE_SECONDS = 30.0
 """After which a connection that says nothing is closed."""
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -61,7 +65,7 @@ class StudioServer:
         # One thread computes, so that torch keeps one pool; what takes seconds has another.
         self._quick, self._slow = (ThreadPoolExecutor(1, f"studio-{name}") for name in ("quick", "slow"))
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
-        self._http = _Listener((HOST, port), _handler(self))
+        self._http = _Listener(self, (HOST, port), _Handler)
         self.port = int(self._http.server_address[1])
         self._thread = threading.Thread(target=self._http.serve_forever, name="studio", daemon=True)
 
@@ -86,7 +90,7 @@ class StudioServer:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def answer(self, question: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Status and answer to a question; a mistake of the asker, and a file that is gone, is a 400 with its message."""
+        """Status and answer to a question; a mistake of the asker, and a file that is gone, is a 400."""
         with self._place():
             try:
                 message = _read_json(body)
@@ -113,7 +117,8 @@ class _Listener(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, studio: StudioServer, *arguments: Any) -> None:
+        self.studio = studio
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(*arguments)
 
@@ -140,73 +145,71 @@ class _Listener(ThreadingHTTPServer):
             traceback.print_exc(file=sys.stderr)
 
 
-def _handler(server: StudioServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = IDLE_SECONDS
-        server_version, sys_version = "cebm-studio", ""
-        disable_nagle_algorithm = True
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
+    server_version, sys_version = "cebm-studio", ""
+    disable_nagle_algorithm = True
+    server: _Listener
 
-        def do_GET(self) -> None:
-            self._guarded(self._file)
+    def do_GET(self) -> None:
+        self._guarded(self._file)
 
-        def do_POST(self) -> None:
-            self._guarded(self._question)
+    def do_POST(self) -> None:
+        self._guarded(self._question)
 
-        def _guarded(self, act: Any) -> None:
-            try:
-                act(self._checked_path())
-            except Refused as refusal:
-                self.close_connection = True  # its body, if any, was not read
-                self._send(refusal.status, "application/json", json.dumps({"error": refusal.words}).encode())
+    def _guarded(self, act: Any) -> None:
+        try:
+            act(self._checked_path())
+        except Refused as refusal:
+            self.close_connection = True  # its body, if any, was not read
+            self._send(refusal.status, "application/json", json.dumps({"error": refusal.words}).encode())
 
-        def _checked_path(self) -> str:
-            """The path behind the token, or a refusal."""
-            host, origin = self.headers.get_all("Host", []), self.headers.get("Origin")
-            if len(host) != 1 or host[0] not in server.hosts:
-                raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the studio is asked by another name than its own")
-            if origin is not None and origin not in [f"http://{name}" for name in server.hosts]:
-                raise Refused(HTTPStatus.FORBIDDEN, "another page may not ask the studio")
-            _, given, *rest = [*self.path.split("/", 2), ""]
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), server.token.encode()):
-                raise Refused(HTTPStatus.NOT_FOUND, "the address lacks its token; use the one that the studio printed")
-            return rest[0]
+    def _checked_path(self) -> str:
+        """The path behind the token, or a refusal."""
+        host, origin = self.headers.get_all("Host", []), self.headers.get("Origin")
+        if len(host) != 1 or host[0] not in self.server.studio.hosts:
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the studio is asked by another name than its own")
+        if origin is not None and origin not in [f"http://{name}" for name in self.server.studio.hosts]:
+            raise Refused(HTTPStatus.FORBIDDEN, "another page may not ask the studio")
+        _, given, *rest = [*self.path.split("/", 2), ""]
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.server.studio.token.encode()):
+            raise Refused(HTTPStatus.NOT_FOUND, "the address lacks its token; use the one that the studio printed")
+        return rest[0]
 
-        def _file(self, path: str) -> None:
-            found = server.page.get(path.partition("?")[0] or "index.html")
-            if found is None:
-                raise Refused(HTTPStatus.NOT_FOUND, "there is no such file")
-            self._send(HTTPStatus.OK, *found)
+    def _file(self, path: str) -> None:
+        found = self.server.studio.page.get(path.partition("?")[0] or "index.html")
+        if found is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such file")
+        self._send(HTTPStatus.OK, *found)
 
-        def _question(self, path: str) -> None:
-            if not path.startswith("api/"):
-                raise Refused(HTTPStatus.NOT_FOUND, "there is no such question")
-            if self.headers.get_content_type() != "application/json":
-                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a question is application/json")
-            if "Transfer-Encoding" in self.headers:
-                raise Refused(HTTPStatus.LENGTH_REQUIRED, "a question says its length")
-            length = self.headers.get("Content-Length", "")
-            if not (length.isascii() and length.isdigit() and len(length) < 12):
-                raise Refused(HTTPStatus.LENGTH_REQUIRED, "a question says its length")
-            if int(length) > MOST_BYTES:
-                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has at most {MOST_BYTES:,} bytes")
-            body = self.rfile.read(int(length))
-            status, answer = server.answer(path.removeprefix("api/"), body)
-            self._send(status, "application/json", json.dumps(answer).encode())
+    def _question(self, path: str) -> None:
+        if not path.startswith("api/"):
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such question")
+        if self.headers.get_content_type() != "application/json":
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a question is application/json")
+        if "Transfer-Encoding" in self.headers:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "a question says its length")
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit() and len(length) < 12):
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "a question says its length")
+        if int(length) > MOST_BYTES:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has at most {MOST_BYTES:,} bytes")
+        body = self.rfile.read(int(length))
+        status, answer = self.server.studio.answer(path.removeprefix("api/"), body)
+        self._send(status, "application/json", json.dumps(answer).encode())
 
-        def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS}.items():
-                self.send_header(name, value)
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Nothing: a line per mouse move helps nobody, and it would hold the token."""
-
-    return Handler
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: a line per mouse move helps nobody, and it would hold the token."""
 
 
 def _page_files() -> dict[str, tuple[str, bytes]]:

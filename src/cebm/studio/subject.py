@@ -49,12 +49,12 @@ def open_subject(
         demonstrations, task = _of_run(where, task)
     if task is None and demonstrations is not None:
         task = task_of(demonstrations.metadata)
+    if task is not None:
+        task.check_policy(*policy.columns)
     if demonstrations is None and task is not None:
         demonstrations = _shown(task)
     if demonstrations is not None:
         _check_columns(policy, demonstrations, where, given=data is not None)
-    if task is not None:
-        task.check_policy(*policy.columns)
     return Subject(where.resolve().name, policy, where, progress, demonstrations, task)
 
 

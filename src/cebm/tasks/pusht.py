@@ -88,7 +88,8 @@ class PushT(GymnasiumTask):
         if self.observation == "pixels":
             return None
         last = 2 * len(KEYPOINTS)
-        block, agent = ((2, 3),), (0, 1)
+        block: tuple[tuple[int, int], ...] = ((2, 3),)
+        agent = (0, 1)
         if self.observation == "keypoints":
             block, agent = tuple((i, i + 1) for i in range(0, last, 2)), (last, last + 1)
         handles = (Handle("block", block), Handle("agent", (agent,), 15.0))

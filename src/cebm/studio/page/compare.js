@@ -14,7 +14,7 @@ const run = latest(async (newer) => {
   thumbnail(element("second"), found.second, other, view.palette, `Energy of ${other.name}`);
   difference(found);
   const choices = [found.first.action, found.second.action].map((action) => action.map((value) => number(value, 6)).join(", "));
-  element("compared").textContent = `${subject().name} chooses ${choices[0]}; ${other.name} chooses ${choices[1]}. Total variation distance of the two densities on this picture: ${number(found.distance, 6)}.`;
+  element("compared").textContent = `${subject().name} chooses ${choices[0]}; ${other.name} chooses ${choices[1]}. Purple: more likely under ${subject().name}; orange: under ${other.name}. Total variation distance of the two densities on this picture: ${number(found.distance, 6)}.`;
   element("compared").dataset.ready = String(Number(element("compared").dataset.ready || 0) + 1);
 });
 
@@ -22,7 +22,7 @@ function difference(found) {
   const { pen, width, height } = brush(element("difference")), values = unpack(found.difference), points = found.difference.shape[0];
   const most = Math.max(1e-9, ...Array.from(values, Math.abs)), top = Math.min(most, 10);
   pen.fillStyle = css("--fore"); pen.textBaseline = "top"; pen.textAlign = "left";
-  pen.fillText(`log density: purple ${subject().name}, orange the other (±${number(top, 2)})`, 6, 2);
+  pen.fillText(`Difference of log densities, ±${number(top, 2)}`, 6, 2);
   const side = Math.min(width - 12, height - 24), frame = { x: (width - side) / 2, y: 18, width: side, height: side };
   if (found.difference.shape.length === 2) heatMap(pen, frame, values, points, (value) => 0.5 + value / top / 2, "difference");
   else line(pen, Array.from(values, (value, i) => [6 + ((i + 0.5) / points) * (width - 12), 18 + (height - 24) * (0.5 - Math.max(-1, Math.min(1, value / top)) / 2)]), css("--accent"));
@@ -39,4 +39,5 @@ export function start() {
     for (const id of ["second", "difference"]) element(id).hidden = !others.length;
   });
   listen(["obs", "axes", "tab", "subject", "other", "palette"], later(run, 60));
+  addEventListener("resize", later(run, 200));
 }

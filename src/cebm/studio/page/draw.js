@@ -41,7 +41,7 @@ export function heatMap(pen, frame, values, points, share, palette) {
   }
   const small = new OffscreenCanvas(points, points);
   small.getContext("2d").putImageData(image, 0, 0);
-  pen.imageSmoothingEnabled = points < 90;
+  pen.imageSmoothingEnabled = true;
   pen.drawImage(small, frame.x, frame.y, frame.width, frame.height);
 }
 

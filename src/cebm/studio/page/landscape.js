@@ -65,7 +65,7 @@ function drawPlane(pen, frame, drawn, values, names) {
 }
 
 function drawCurve(pen, frame, drawn, values, names) {
-  const points = values.length, [low, high] = span(values), top = high + 0.05 * (high - low);
+  const points = values.length, [lowest, high] = span(values), low = Math.min(lowest, drawn.energy ?? lowest), top = high + 0.05 * (high - low);
   const at = (x, energy) => [frame.x + share(x) * frame.width, frame.y + frame.height * (1 - Math.min(1, (energy - low) / (top - low)))];
   const place = (i) => drawn.places[0] + (i / (points - 1)) * (drawn.places[1] - drawn.places[0]);
   const density = unpack(drawn.density), most = Math.max(...density) || 1;
@@ -119,7 +119,9 @@ function places(pen, frame, drawn) {
     const [x, y] = handle.columns[0].map((column, axis) => at(axis, newest[column]));
     const px = frame.x + x * frame.width, py = frame.y + (1 - y) * frame.height;
     pen.setLineDash([4, 3]); ring(pen, px, py, Math.max(4, handle.radius / (bounds[1][0] - bounds[0][0]) * frame.width)); pen.setLineDash([]);
-    pen.lineWidth = 3; pen.strokeStyle = "#000"; pen.strokeText(handle.name, px + 12, py); pen.fillStyle = "#fff"; pen.fillText(handle.name, px + 12, py);
+    const right = px < frame.x + frame.width - 60, away = px + (right ? 12 : -12);
+    pen.textAlign = right ? "left" : "right";
+    pen.lineWidth = 3; pen.strokeStyle = "#000"; pen.strokeText(handle.name, away, py - 12); pen.fillStyle = "#fff"; pen.fillText(handle.name, away, py - 12);
   }
 }
 
@@ -129,7 +131,7 @@ function describe(canvas, drawn, values, names) {
   canvas.setAttribute("aria-label", `Energy over ${shownNames}, from ${number(low)} to ${number(high)}. Chosen action ${element("chosen").textContent}, its energy ${element("energy").textContent}.`);
   const key = drawn.axes.length === 1 ? "Line: energy. Grey: density exp(−E)/Z." : `Dark: low energy, likely (${number(low)}). Bright: high (${number(high)} and above).`;
   const ringed = shown.demonstrated ? " Ring: demonstrated action." : "";
-  const moving = fits() ? " Orange: candidates and their histogram" + (shown.search.exact.length ? "; line beside it: the density." : ".") : "";
+  const moving = fits() ? " Orange: candidates and their histogram" + (shown.search.exact.length ? view.level === null ? "; line beside it: the density." : "; line beside it: the density without the noise level." : ".") : "";
   element("legend").textContent = `${key} Cross: chosen action.${ringed}${moving}${others}`;
 }
 

@@ -46,6 +46,7 @@ async function begin() {
   const found = restored();
   Object.assign(view, found);
   change({ ...view });
+  if (!location.hash.includes("obs")) observation.begin();
   document.documentElement.dataset.ready = "1";
 }
 

@@ -45,8 +45,11 @@ function offer() {
   element("episodes").hidden = !episodes.length;
   element("scene").hidden = element("scene-help").hidden = !subject().sketch;
   if (episodes.length) { element("episode").max = episodes.length - 1; element("episode").value = view.episode; element("step").max = (episodes[view.episode] || 1) - 1; element("step").value = view.step; }
+  element("of").textContent = `of ${episodes.length}`;
   chosenHandle = 0;
 }
+
+export function begin() { fetchStep(); }
 
 function write() {
   const now = newest();
@@ -90,7 +93,7 @@ export function drawScene() {
     const [x, y] = handle.columns[0].map((column) => now[column]), at = to(x, y);
     pen.fillStyle = css("--fore"); pen.textBaseline = "middle";
     const right = at[0] < width - 60; pen.textAlign = right ? "left" : "right";
-    pen.fillText(`${i + 1} ${handle.name}`, at[0] + (right ? 9 : -9), at[1]);
+    pen.fillText(`${i + 1} ${handle.name}`, at[0] + (right ? 10 : -10), at[1] - 8);
   });
   if (sketch.places && shown.drawn) cross(pen, ...to(shown.drawn.action[0], shown.drawn.action[1]), 5);
   const where = sketch.handles.map((handle) => `${handle.name} at ${handle.columns[0].map((column) => number(now[column], 3)).join(", ")}`).join("; ");

@@ -57,7 +57,7 @@ const write = later(() => {
   const kept = { ...view };
   if (kept.obs.length > 400) delete kept.obs;
   history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(kept))}`);
-  element("link").value = location.href;
+  element("link").value = location.href; element("link").title = location.href;
 }, 150);
 function remember() { write(); }
 

@@ -1,5 +1,5 @@
 // A run under way: its curves, and the landscape of its checkpoints at the present observation. Files are read anew.
-import { ask, change, element, latest, listen, number, subject, view } from "./state.js";
+import { ask, change, element, later, latest, listen, number, subject, view } from "./state.js";
 import { axes, brush, css, line, thumbnail } from "./draw.js";
 
 let found = null, followed = true;
@@ -31,7 +31,7 @@ const redraw = latest(async () => { if (view.tab === "training" && found) { curv
 function curve() {
   const { pen, width, height } = brush(element("curves")), points = found?.curves[view.curve];
   if (!points) return;
-  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y).filter(Number.isFinite), frame = { x: 48, y: 8, width: width - 58, height: height - 34 };
+  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y).filter(Number.isFinite), frame = { x: 50, y: 8, width: width - 62, height: height - 44 };
   let low = Math.min(...ys), high = Math.max(...ys);
   if (low === high) { low -= 1; high += 1; }
   const across = [xs[0], xs[xs.length - 1]];
@@ -45,5 +45,6 @@ export function start() {
   element("checkpoint").onchange = () => { followed = element("checkpoint").value === String(found.checkpoints[0]); redraw(); };
   listen(["tab", "subject"], () => { if (!subject().running) element("trained").textContent = "This policy is no run directory: there is no training to follow."; look(); });
   listen(["obs", "axes", "level", "palette"], redraw);
+  addEventListener("resize", later(redraw, 200));
   setInterval(look, 3000);
 }
