@@ -14,11 +14,15 @@ from torch import Tensor
 
 from cebm.certificate import (
     SAMPLERS,
+    Banana,
     BoxedExponential,
     Certificate,
+    CorrelatedGaussian,
     DoubleWell,
+    Funnel,
     Gaussian,
     LateFall,
+    Ring,
     Skewed,
     Target,
     analytic_targets,
@@ -28,6 +32,7 @@ from cebm.certificate import (
     named_sampler,
     table,
 )
+from cebm.certificate.distances import by_chance, squared_distance
 from cebm.certificate.judging import _certificate, _estimate, _verdict, run_on
 from cebm.energies import EnergyModel
 from cebm.samplers import MALA, Constant, Langevin, LangevinState, StepInfo
@@ -94,6 +99,86 @@ def test_gradients_are_the_derivatives_of_the_energies(target: Target, generator
         shift[dim] = 1e-6
         slope = (exact.energies(context, actions + shift) - exact.energies(context, actions - shift)) / 2e-6
         torch.testing.assert_close(gradients[..., dim], slope, rtol=1e-6, atol=1e-6)
+
+
+DEPENDENT = pytest.mark.parametrize(
+    "target", [CorrelatedGaussian(), Banana(), Funnel(), Ring()], ids=lambda target: target.name
+)
+
+
+@DEPENDENT
+def test_dependent_targets_have_the_moments_that_they_say(target: Target) -> None:
+    """By the rectangle rule in two dimensions, which converges fast for smooth densities that vanish at the ends."""
+    axes = torch.linspace(-3.5, 3.5, 1401, dtype=torch.float64)
+    points = torch.cartesian_prod(axes, axes)
+    weights = torch.softmax(-target.double().density(points)[0], 0)
+    mean = weights @ points
+    centred = points - mean
+    covariance = centred.T @ (weights.unsqueeze(1) * centred)
+    std = covariance.diagonal().sqrt()
+    assert mean.tolist() == pytest.approx(target.mean, abs=1e-4)
+    assert std.tolist() == pytest.approx(target.std, rel=2e-3), "the funnel's tail leaves the grid"
+    assert float(covariance[0, 1] / std.prod()) == pytest.approx(target.correlation, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", analytic_targets(), ids=lambda target: target.name)
+def test_exact_draws_are_of_the_density(target: Target, generator: torch.Generator) -> None:
+    """Mean, deviation, correlation, and E[(y − μ)·∇E] = d, which ties the draws to the energy; each within 4.5 of its
+    standard errors. The last holds where there are no walls."""
+    n = 20_000
+    draws = target.float().draw(n, generator).double()
+    units = (draws - torch.tensor(target.mean)) / torch.tensor(target.std)
+    products = units[:, 0] * units[:, 1] - target.correlation
+    for values in (units[:, 0], units[:, 1], units[:, 0] ** 2 - 1, units[:, 1] ** 2 - 1, products):
+        assert abs(values.mean()) < Z * values.std() / math.sqrt(n)
+    if target.margin is None:
+        _, gradients = target.density(draws.float())
+        virial = ((draws - torch.tensor(target.mean)) * gradients).sum(1) - 2
+        assert abs(virial.mean()) < Z * virial.std() / math.sqrt(n) + 1e-4
+
+
+def test_what_is_only_wrong_together_is_caught(generator: torch.Generator) -> None:
+    """One noise for all coordinates, and a banana's marginals drawn apart: every marginal is right. The certificate of
+    earlier versions passed the first on all of its targets."""
+
+    @dataclass(frozen=True)
+    class OneNoise(Mine):
+        def step(self, energy, context, state, k, generator):
+            energies, gradients = energy.energies_and_gradients(context, state.actions)
+            noise = torch.randn(state.actions[..., :1].shape, generator=generator)
+            actions = state.actions - self.tau * gradients + self.noise * math.sqrt(self.tau) * noise
+            return LangevinState(actions), StepInfo.of(energies, gradients)
+
+    for target in (Gaussian(), Skewed()):
+        assert all(row.failed and row.correlation_error > 0.5 for row in certify(OneNoise(), [target], ["chains"]))
+    target = Banana()
+    apart = torch.stack([target.draw(1000, generator)[:, d] for d in range(2)], 1)
+    info = StepInfo(*(torch.ones(2) for _ in range(4)))
+    exact = target.draw(2000, generator)
+    for states, passes in ((apart, False), (target.draw(1000, generator), True)):
+        row = _certificate("drawn", target, "chains", states.unsqueeze(1), info, 0.1, exact)
+        assert row.passed == passes, row
+        assert row.distance is not None and (row.distance < row.distance_allowed) == passes
+
+
+def test_the_distance_by_chance_is_a_bound(generator: torch.Generator) -> None:
+    """At a level of 0.1, at most 0.1 of 200 pairs of exact draws are further apart: fewer than 36 with a probability
+    of 1 − 1e-4 (binomial); and the bound is not idle: within a factor 3 of the mean distance squared."""
+    target = Ring()
+    exact = target.draw(400, generator).double()
+    allowed = by_chance(exact, 100, 200, 0.1)
+    found = [
+        squared_distance(target.draw(100, generator).double(), target.draw(200, generator).double()) for _ in range(200)
+    ]
+    assert sum(value > allowed for value in found) < 36
+    assert np.mean(found) < allowed < 3 * np.mean(found)
+    assert squared_distance(exact, exact * math.nan) == math.inf
+
+
+def test_starts_and_steps_follow_the_target(generator: torch.Generator) -> None:
+    """A right MALA failed on a Gaussian of other parameters, whose starts and steps were those of the default."""
+    for target in (Gaussian((3.0, -2.0), (0.01, 0.015)), Gaussian((-5.0, 8.0), (2.0, 3.0))):
+        assert certified("mala", target, "chains", generator).passed
 
 
 def test_the_box_has_no_density_outside() -> None:

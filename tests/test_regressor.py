@@ -2,9 +2,12 @@
 
 import importlib
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 
 pytest.importorskip("sklearn", reason="needs the extra cebm[sklearn]")
 
@@ -16,13 +19,20 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cebm import regressor
-from cebm.regressor import ConditionalEBMRegressor
+from cebm.energies import EnergyModel
+from cebm.regressor import ConditionalEBMRegressor, log_likelihood
 
 SMALL = {"width": 32, "steps": 60, "negatives": 16, "batch_size": 32, "candidates": 32}
 NOISE = 0.1
 
 
-@parametrize_with_checks([ConditionalEBMRegressor(**SMALL)])
+def expected_failures(_: object) -> dict[str, str]:
+    reason = "rows are drawn by their weights: equal in distribution, not in numbers"
+    names = ("on_dense_data", "on_sparse_data")
+    return {f"check_sample_weight_equivalence_{name}": reason for name in names}
+
+
+@parametrize_with_checks([ConditionalEBMRegressor(**SMALL)], expected_failed_checks=expected_failures)
 @pytest.mark.slow
 def test_scikit_learns_own_checks(estimator, check, unchecked_shapes):
     """Without the tests' type checks: it is scikit-learn's way that constructors take anything."""
@@ -92,13 +102,13 @@ def test_samples_are_as_wide_as_the_data(bimodal: tuple[ConditionalEBMRegressor,
 
 
 def test_the_density_is_normalised(bimodal: tuple[ConditionalEBMRegressor, float]) -> None:
-    """∫ p(y|x) dy = 1 in the units of y, by the trapezoid rule. Outside of the box of the targets there is none."""
+    """∫ p(y|x) dy = 1 in the units of y, by the trapezoid rule, to within 4.5 standard errors and the rule's own."""
     model, _ = bimodal
     y = np.linspace(60, 140, 801)
     for x in (-0.7, 0.5):
-        density = np.exp(model.score_samples(np.full((801, 1), x), y))
-        assert np.trapezoid(density, y) == pytest.approx(1, abs=0.01)
-        assert density[0] == density[-1] == 0
+        value, error = model.score_samples(np.full((801, 1), x), y, return_std=True)
+        assert np.trapezoid(np.exp(value), y) == pytest.approx(1, abs=0.01 + 4.5 * float(error[0]))
+        assert np.exp(value[[0, -1]]).max() < 1e-3 * np.exp(value).max()
 
 
 def test_the_density_is_high_on_the_branches_and_low_between(bimodal: tuple[ConditionalEBMRegressor, float]) -> None:
@@ -166,7 +176,7 @@ def test_several_outputs(outputs: int, rng: np.random.Generator) -> None:
     assert model.sample(x[:4], 3, random_state=0).shape == (4, 3, outputs)
     here, away = model.score_samples(x[:50], truth[:50]), model.score_samples(x[:50], truth[:50][::-1])
     assert here.shape == (50,) and np.median(here) > np.median(away[np.isfinite(away)])
-    assert np.isneginf(model.score_samples(x[:1], truth[:1] + 100)).all()
+    assert (model.score_samples(x[:1], truth[:1] + 100) < here.min() - 50).all()
 
 
 @pytest.mark.parametrize("outputs", [2, 3])
@@ -210,10 +220,8 @@ def test_it_composes_with_pipelines_and_searches(rng: np.random.Generator) -> No
 def test_settings_reach_the_training(rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, (50, 1))
     model = ConditionalEBMRegressor(width=8, steps=2, negatives=3, batch_size=10, candidates=7).fit(x, x[:, 0])
-    assert model.policy_.acting.candidates == 7
-    assert model.policy_.energy.width == 8
-    assert model.policy_.propose(np.zeros(1)).candidates.shape == (1, 7, 1)
-    assert model.policy_.acting.sampler.noise == 0
+    assert model.policy_.energy.tilt.width == 8 and model.policy_.energy.base.components == 8
+    assert model.best_step_ == 2 and model.smoothing_ == 0
 
 
 def test_before_fitting_there_is_nothing() -> None:
@@ -256,3 +264,145 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "cebm.regressor")
     with pytest.raises(ImportError, match=r"needs scikit-learn: pip install 'cebm\[sklearn\]'"):
         importlib.import_module("cebm.regressor")
+
+
+# -------------------------------------------------------------------------------------------- a known energy
+
+
+class Known(EnergyModel):
+    """A mixture of Gaussians of one deviation, in place of the learned energy: training plays no part."""
+
+    def __init__(self, dims: int, std: float, shares: tuple[float, ...] = (1.0,)) -> None:
+        super().__init__()
+        self.obs_dim, self.act_dim, self.context_dim, self.std = 1, dims, 1, std
+        self.places = torch.linspace(-0.4, 0.4, len(shares)) if len(shares) > 1 else torch.tensor([0.23])
+        self.logs = torch.tensor(shares).log()
+
+    def encode(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs
+
+    def energies(self, context: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        away = (actions.unsqueeze(-2) - self.places.unsqueeze(1)) / self.std
+        return -(self.logs - 0.5 * away.square().sum(-1)).logsumexp(-1)
+
+
+def knowing(energy: Known) -> ConditionalEBMRegressor:
+    """A fitted regressor whose energy is replaced, with targets in [-1, 1]: data units are normalised ones."""
+    y = np.tile([[-1.0], [1.0]], (10, energy.act_dim))
+    x = np.linspace(-1, 1, 20)[:, None]
+    model = ConditionalEBMRegressor(width=4, steps=1, validation_fraction=0.0, random_state=0).fit(x, y)
+    model.policy_ = replace(model.policy_, energy=energy)
+    return model
+
+
+@pytest.mark.parametrize(("dims", "std"), [(2, 0.01), (4, 0.05)])
+def test_scores_of_a_known_energy_are_within_their_errors(dims: int, std: float) -> None:
+    """With log Z from 4,096 uniform points they were off by 1.2 and 2.2 nats, without a warning."""
+    model = knowing(Known(dims, std))
+    value, error = model.score_samples(np.zeros((3, 1)), np.full((3, dims), 0.23), return_std=True)
+    exact = -dims * np.log(std * np.sqrt(2 * np.pi))
+    assert (error < 0.05).all() and (np.abs(value - exact) < 4.5 * error + 1e-3).all()
+
+
+@pytest.mark.parametrize("dims", [1, 2, 4])
+def test_predictions_of_a_known_energy_are_its_mode(dims: int) -> None:
+    """Within a twentieth of a deviation; the noise-free search was 0.6, 1.2 and 2.6 deviations away."""
+    for energy, mode in ((Known(dims, 0.05), 0.23), (Known(dims, 0.02, (0.25, 0.75)), 0.4)):
+        found = knowing(energy).predict(np.zeros((3, 1)))
+        assert np.abs(found - mode).max() < 0.05 * energy.std
+
+
+@pytest.mark.parametrize(("dims", "std"), [(2, 0.01), (3, 0.05)])
+def test_samples_of_a_known_energy_have_its_modes_in_proportion(dims: int, std: float) -> None:
+    """25:75 in every row, where the old shares spread by 0.17 and 0.42; a quarter of the draws is worth an independent
+    one at least. And the deviation about the modes, of which there are 800 draws by a few trajectories each."""
+    drawn = knowing(Known(dims, std, (0.25, 0.75))).sample(np.zeros((2, 1)), 400).reshape(2, 400, dims)
+    assert np.abs((drawn.mean(2) < 0).mean(1) - 0.25).max() < 4.5 * np.sqrt(0.25 * 0.75 / 100)
+    away = np.abs(drawn) - 0.4
+    assert abs(away.std() / std - 1) < 4.5 / np.sqrt(2 * 200)
+
+
+# -------------------------------------------------------------------------------------------- the whole density
+
+
+def test_the_score_knows_a_fork_from_nothing(bimodal: tuple[ConditionalEBMRegressor, float], rng) -> None:
+    """The skill in CRPS: positive on a fork, where R² of the mode is −1; below 0 for targets that are turned round."""
+    x = rng.uniform(-1, 1, 300)
+    y = 100 + 10 * (np.where(rng.random(300) < 0.7, 1, -1) * branch(x) + NOISE * rng.standard_normal(300))
+    model = bimodal[0]
+    assert model.score(x[:, None], y) > 0.05
+    assert model.score(x[:, None], 200 - y) < model.score(x[:, None], y) - 0.1
+    weights = (y > 100).astype(float)
+    assert model.score(x[:, None], y, weights) == pytest.approx(model.score(x[:, None], y, 3 * weights))
+    likelihood = log_likelihood(model, x[:, None], y)
+    assert likelihood == pytest.approx(model.score_samples(x[:, None], y).mean(), abs=1e-5)
+
+
+def test_the_energy_score_is_crps() -> None:
+    """E|Y − y| − E|Y − Y'|/2 of a standard normal at 0 is √(2/π) − 1/√π = 0.2337 (Gneiting & Raftery 2007)."""
+    draws = stats.norm.ppf((np.arange(1000) + 0.5) / 1000)[None, :, None]
+    assert regressor._energy_score(draws, np.zeros((1, 1)))[0] == pytest.approx(0.2337, abs=2e-3)
+
+
+def test_intervals_cover_what_they_say(bimodal: tuple[ConditionalEBMRegressor, float], rng) -> None:
+    """90 % of held-out targets, within 4.5 binomial errors of 400 and 4 points for the fit; quantiles are in order."""
+    x = rng.uniform(-0.9, 0.9, 400)
+    y = 100 + 10 * (np.where(rng.random(400) < 0.7, 1, -1) * branch(x) + NOISE * rng.standard_normal(400))
+    model = bimodal[0]
+    bounds = model.interval(x[:, None], 0.9, n=300)
+    assert bounds.shape == (400, 2)
+    inside = ((y > bounds[:, 0]) & (y < bounds[:, 1])).mean()
+    assert abs(inside - 0.9) < 4.5 * np.sqrt(0.09 / 400) + 0.04
+    quantiles = model.quantiles(x[:5, None], (0.1, 0.5, 0.9), n=100)
+    assert quantiles.shape == (5, 3) and (np.diff(quantiles, axis=1) >= 0).all()
+    mode, std = model.predict(x[:5, None], return_std=True)
+    # Two branches with 0.7 and 0.3: a deviation of 2 f √0.21.
+    assert mode.shape == std.shape == (5,) and (np.abs(std / (20 * branch(x[:5]) * np.sqrt(0.21)) - 1) < 0.3).all()
+    with pytest.raises(ValueError, match="coverage must be between 0 and 1, got 1"):
+        model.interval([[0.0]], 1.0)
+    with pytest.raises(ValueError, match="q must be between 0 and 1"):
+        model.quantiles([[0.0]], [2.0])
+
+
+def test_weights_count_rows(rng: np.random.Generator) -> None:
+    """Rows of weight 0 play no part: all of the mass is where the weighted rows are."""
+    x = np.zeros((400, 1))
+    y = np.where(np.arange(400) % 2, 1.0, -1.0) + 0.1 * rng.standard_normal(400)
+    model = ConditionalEBMRegressor(width=16, steps=150, random_state=0).fit(x, y, sample_weight=(y > 0).astype(float))
+    assert (model.sample(x[:1], 200) > 0).mean() > 0.95
+    with pytest.raises(ValueError, match="at least one non-zero number"):
+        model.fit(x, y, sample_weight=np.zeros(400))
+
+
+def test_training_stops_when_held_out_rows_get_worse(rng: np.random.Generator) -> None:
+    """Thirty rows of noise in five features are learned by heart: the best weights are early ones."""
+    x, y = rng.standard_normal((60, 5)), rng.standard_normal(60)
+    model = ConditionalEBMRegressor(width=64, steps=600, batch_size=32, random_state=0).fit(x, y)
+    assert model.best_step_ < 600
+    whole = ConditionalEBMRegressor(width=8, steps=5, batch_size=32, validation_fraction=0.0, random_state=0).fit(x, y)
+    assert whole.best_step_ == 5 and whole.held_out_score_ == np.inf
+
+
+def test_smoothing_is_set_or_chosen(rng: np.random.Generator) -> None:
+    """On a set as sharp as 0.01 of the range the smoothing of 0.05 costs a nat and more: 'auto' does not take it."""
+    x = rng.uniform(-1, 1, (400, 1))
+    y = x[:, 0] + 0.01 * rng.standard_normal(400)
+    settings = {"width": 32, "steps": 300, "batch_size": 64, "random_state": 0}
+    model = ConditionalEBMRegressor(smoothing="auto", **settings).fit(x, y)
+    smooth = ConditionalEBMRegressor(smoothing=0.05, **settings).fit(x, y)
+    assert smooth.smoothing_ == 0.05 and model.smoothing_ < 0.05
+    assert smooth.policy_.specification.smoothing == 0.05
+    assert log_likelihood(model, x, y) > log_likelihood(smooth, x, y)
+    with pytest.raises(ValueError, match="smoothing='auto' needs held-out rows"):
+        ConditionalEBMRegressor(smoothing="auto", validation_fraction=0.0).fit(x, y)
+
+
+def test_the_plot_shows_bands_mode_and_rows(bimodal: tuple[ConditionalEBMRegressor, float]) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra cebm[plot]")
+    X = GRID[:, None]
+    axes = bimodal[0].plot(X, 100 + 10 * branch(GRID))
+    assert len(axes.collections) == 2 and len(axes.lines) == 2
+    outer, inner = (band.get_paths()[0].vertices[:, 1] for band in axes.collections)
+    assert outer.max() >= inner.max() and outer.min() <= inner.min()
+    with pytest.raises(ValueError, match="feature must be between 0 and 0, got 1"):
+        bimodal[0].plot(X, feature=1)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from cebm import (
+    HMC,
     MALA,
     Collect,
     Constant,
@@ -32,6 +33,7 @@ from cebm import (
     Penalty,
     Polynomial,
     ResidualEnergy,
+    Tempering,
     run,
 )
 from cebm.energies.base import leaves, mapped
@@ -59,6 +61,10 @@ SAMPLERS: dict[str, Sampler] = {
     "mala": MALA(steps=6, adapt=3, step_size=0.2),
     "mala, unadapted": MALA(steps=6, adapt=0, step_size=0.2),
     "mala, unbounded": MALA(steps=6, adapt=3, step_size=0.2, margin=None),
+    "hmc": HMC(steps=6, adapt=4, step_size=0.2),
+    "hmc, unadapted and unbounded": HMC(steps=6, adapt=0, step_size=0.2, margin=None),
+    "tempering": Tempering(MALA(adapt=3, step_size=0.2), steps=6, levels=3, hottest=5.0),
+    "tempering of hmc": Tempering(HMC(adapt=3, step_size=0.2), steps=6, levels=2, hottest=5.0),
     "derivative-free": DerivativeFree(steps=4),
     "derivative-free, autoregressive": DerivativeFree(steps=4, autoregressive=True),
     "derivative-free, unbounded": DerivativeFree(steps=4, temperature=0.1, margin=None),
@@ -79,6 +85,14 @@ def make(
 def seeded(seed: int = 0) -> torch.Generator:
     """Where two runs need the same numbers; no test depends on which these are."""
     return torch.Generator().manual_seed(seed)
+
+
+def parts(state: object) -> list[Tensor]:
+    """The tensors of a state, of whatever kind."""
+    if isinstance(state, Tensor):
+        return [state]
+    values = state if isinstance(state, tuple) else [getattr(state, field.name) for field in fields(state)]
+    return [tensor for value in values if not isinstance(value, int) for tensor in parts(value)]
 
 
 def fresh_seed(generator: torch.Generator) -> int:
@@ -125,7 +139,7 @@ def test_shapes_dtypes_and_the_info_record(name: str, dtype: torch.dtype, genera
     assert ((chain.info.clipped >= 0) & (chain.info.clipped <= 1)).all()
     assert ((chain.info.acceptance >= 0) & (chain.info.acceptance <= 1)).all()
     assert (chain.info.gradient_norm > 0).all() or isinstance(sampler, DerivativeFree)
-    if not isinstance(sampler, MALA):
+    if not isinstance(sampler, MALA | HMC | Tempering):
         assert (chain.info.acceptance == 1).all()
     if "unclipped" in name or "unbounded" in name:
         assert (chain.info.clipped == 0).all()
@@ -176,7 +190,7 @@ def test_a_step_leaves_the_state_that_it_is_given(name: str, generator: torch.Ge
             before = copy.deepcopy(state)
             after, _ = sampler.step(energy, context, state, k, generator)
             assert isinstance(state, ChainState)
-            assert all(torch.equal(value, kept) for value, kept in zip(state, before, strict=True))
+            assert all(torch.equal(value, kept) for value, kept in zip(parts(state), parts(before), strict=True))
             state = after
 
 
@@ -185,9 +199,13 @@ def test_every_state_is_in_the_margin_box(name: str, generator: torch.Generator)
     sampler = SAMPLERS[name]
     energy, context, start = make(generator)
     chain = run(sampler, energy, context, 3 * start, generator, Collect(0))
-    if sampler.margin is not None:
+    inner = getattr(sampler, "sampler", sampler)  # of a tempering one
+    if inner.margin is not None:
         assert (chain.actions.abs() <= 1.1).all()
-        smaller = run(replace(sampler, margin=0.0), energy, context, 3 * start, generator, Collect(0))
+        small: Sampler = replace(inner, margin=0.0)
+        if isinstance(sampler, Tempering):
+            small = replace(sampler, sampler=small)
+        smaller = run(small, energy, context, 3 * start, generator, Collect(0))
         assert (smaller.actions.abs() <= 1.0).all()
     else:
         assert (chain.actions.abs() > 1.1).any()
@@ -1219,3 +1237,83 @@ def test_small_steps_of_the_others_lower_what_sets_the_size() -> None:
     assert MALA(step_size=1e-6).small_steps(0.02).step_size == 1e-6
     assert DerivativeFree().small_steps(0.02) == DerivativeFree(deviation=0.02)
     assert DerivativeFree(deviation=0.01).small_steps(0.02).deviation == 0.01
+
+
+# -------------------------------------------------------------------------------------------- Hamiltonian, tempering
+
+
+def test_a_reflected_drift_is_its_own_inverse(generator: torch.Generator) -> None:
+    """Drift, turn the momentum, drift: back at the start, however often the walls are met. With a reflection that does
+    not turn the momentum this fails."""
+    hmc = HMC(margin=0.05)
+    start = torch.rand(1, 500, 2, generator=generator, dtype=torch.float64) * 2.2 - 1.1
+    momentum = 5 * torch.randn(1, 500, 2, generator=generator, dtype=torch.float64)
+    step = torch.full((1, 1, 2), 0.7, dtype=torch.float64)
+    there, after = hmc._drift(start, momentum, step)
+    assert (there.abs() <= 1.1).all() and ((start + step * momentum).abs() > 3.3).any(), "several walls are met"
+    torch.testing.assert_close(after.abs(), momentum.abs())
+    back, again = hmc._drift(there, -after, step)
+    torch.testing.assert_close(back, start)
+    torch.testing.assert_close(again, -momentum)
+    wrong, _ = hmc._drift(there, -momentum, step)
+    assert (wrong - start).abs().max() > 0.1
+
+
+def test_hmc_finds_scales_steps_and_lengths(generator: torch.Generator) -> None:
+    """Of a Gaussian whose deviations differ by 100: the mass makes them equal, so that a few steps are enough."""
+    energy, context = gaussian(vector(0.0, 0.0), vector(0.005, 0.5))
+    start = 0.1 * torch.randn(1, 50, 2, generator=generator, dtype=torch.float64)
+    hmc, infos = HMC(300, adapt=200, margin=None), []
+    with torch.no_grad():
+        state = hmc.init(energy, context, start, generator)
+        for k in range(hmc.steps):
+            state, info = hmc.step(energy, context, state, k, generator)
+            infos.append(info)
+    scale = state.tuning.scale[0, 0]
+    # From more than 1000 draws that are worth at least a tenth of that: 4.5/√(2·100) of its value.
+    assert abs(float(scale[1] / scale[0]) / 100 - 1) < 0.5
+    late = infos[200:]
+    assert sum(float(info.acceptance) for info in late) / len(late) == pytest.approx(0.8, abs=0.12)
+    assert sum(float(info.evaluations) for info in late) / len(late) < 8
+
+
+def test_tempering_crosses_where_its_sampler_does_not(generator: torch.Generator) -> None:
+    """Two wells ten deviations apart, 25:75, all chains started in the lighter one. MALA alone stays there."""
+    means, logs = vector(-0.5, 0.5).unsqueeze(1), vector(0.25, 0.75).log()
+    energy, context = analytic(lambda y: -(logs - 50 * (y.unsqueeze(-2) - means).square().sum(-1)).logsumexp(-1))
+    start = torch.full((1, 400, 1), -0.5, dtype=torch.float64)
+    alone = run(MALA(600, adapt=200), energy, context, start, generator).actions
+    assert float((alone > 0).double().mean()) < 0.1
+    both = run(Tempering(MALA(adapt=200), 600, levels=4, hottest=20.0), energy, context, start, generator).actions
+    share = float((both > 0).double().mean())
+    assert abs(share - 0.75) < THRESHOLD * math.sqrt(0.25 * 0.75 / 400)
+
+
+def test_tempering_is_exact_on_each_chain(generator: torch.Generator) -> None:
+    """The variance of a Gaussian under z; the hot level's states in place of the cold ones are caught."""
+    energy, context = gaussian(vector(0.1), vector(0.2))
+    start = 0.2 * torch.randn(1, 1000, 1, generator=generator, dtype=torch.float64)
+    sampler = Tempering(MALA(adapt=50), 100, levels=3, hottest=4.0)
+    with torch.no_grad():
+        state = sampler.init(energy, context, start, generator)
+        for k in range(sampler.steps):
+            state, _ = sampler.step(energy, context, state, k, generator)
+    z = lambda y: (float(y.var()) / 0.04 - 1) * math.sqrt(y.numel() / 2)  # noqa: E731
+    assert abs(z(state.actions)) < THRESHOLD
+    assert abs(z(state.inner.actions[1:2])) > THRESHOLD
+    assert (state.swapped > 0).all()
+
+
+def test_settings_of_the_new_samplers_are_checked() -> None:
+    for make, message in (
+        (lambda: HMC(target=1.0), "target must be in"),
+        (lambda: HMC(leapfrogs=0.5), "leapfrogs must be between 1 and longest"),
+        (lambda: HMC(adapt=-1), "adapt must be at least 0"),
+        (lambda: Tempering(levels=1), "levels must be at least 2"),
+        (lambda: Tempering(hottest=1.0), "hottest must be above 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    energy, context = gaussian(vector(0.1), vector(0.2))
+    with pytest.raises(ValueError, match="Langevin's state must be a NamedTuple with actions, energies and gradients"):
+        run(Tempering(Langevin()), energy, context, torch.zeros(1, 3, 1, dtype=torch.float64), torch.Generator())

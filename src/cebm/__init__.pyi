@@ -28,6 +28,10 @@ from cebm.denoising import DenoisingScore as DenoisingScore
 from cebm.denoising import LevelContrast as LevelContrast
 from cebm.denoising import LevelRatio as LevelRatio
 from cebm.denoising import Sum as Sum
+from cebm.densities import Estimator as Estimator
+from cebm.densities import UntrustedDensityWarning as UntrustedDensityWarning
+from cebm.diagnostics import Diagnosis as Diagnosis
+from cebm.diagnostics import diagnose as diagnose
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
@@ -99,6 +103,7 @@ from cebm.runner import Runner as Runner
 from cebm.runs import Job as Job
 from cebm.runs import resume as resume
 from cebm.runs import train as train
+from cebm.samplers import HMC as HMC
 from cebm.samplers import MALA as MALA
 from cebm.samplers import Collect as Collect
 from cebm.samplers import Constant as Constant
@@ -108,6 +113,7 @@ from cebm.samplers import Langevin as Langevin
 from cebm.samplers import Polynomial as Polynomial
 from cebm.samplers import Sampler as Sampler
 from cebm.samplers import StepInfo as StepInfo
+from cebm.samplers import Tempering as Tempering
 from cebm.samplers import run as run
 from cebm.serving import Limits as Limits
 from cebm.serving import connect as connect

@@ -170,10 +170,16 @@ def marginal_entropy(
     return _mixture_entropy(quadrature.log_density(energy, obs), quadrature.nodes(obs)[1])
 
 
-def mutual_information(
+def model_mutual_information(
     energy: EnergyModel, obs: Float[Tensor, "batch *obs"], quadrature: Quadrature
 ) -> Float[Tensor, ""]:
-    """I(x; y) = H(y) - H(y|x) of the model, the N observations as p(x) (Sec. V).
+    """I(x; y) = H(y) - H(y|x) of the model p(y|x) ∝ e^{-E}, the N observations as p(x) (Sec. V).
+
+    This is the model's own information: no estimate and **no bound** of the data's. A model that is too sure of
+    itself has more than the data. An energy that was trained with negatives of the marginal (`InBatch`,
+    `MarginalActions`) is not -log p(y|x) but log p(y) - log p(y|x), so its e^{-E} is another density than the
+    data's and reads too high (0.56 nats for 0.41 in one case): put the marginal back (`Tilted(base_sees="nothing")`) or
+    take `info_nce_bound`, which is a lower bound of the data's information.
 
     N observations cannot carry more than log N nats: read a value close to it as "at least".
     """

@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm import __version__
+from cebm import __version__, likelihood
 from cebm.acting import Acting, Found, Problem, Search
 from cebm.decisions import Decision
+from cebm.densities import LogProb, Mode
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
 from cebm.named import flat_observation
@@ -293,6 +294,26 @@ class EnergyPolicy:
                 return int(fits + (budget - took) / (longer - took) * (more - fits))
             fits, took = more, longer
         return fits
+
+    def log_prob(
+        self,
+        obs: Any,
+        action: Any,
+        *,
+        draws: int = 1024,
+        anneal: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> LogProb:
+        """log p(action | obs) per row, in the units of the actions, with its standard error and the Pareto k̂ of the
+        estimate of log Z (see `cebm.densities`); warns, naming the observation, where it is not to be trusted.
+        Without a proposal, the density is that in the box of the actions with its margin, and −∞ outside. A policy that
+        was trained with smoothing (`specification.smoothing`) has the density of the actions with this noise."""
+        return likelihood.log_prob(self, obs, action, draws, anneal, generator)
+
+    def modes(self, obs: Any, *, draws: int = 512, generator: torch.Generator | None = None) -> list[list[Mode]]:
+        """The modes of p(y|obs) for each row, the heaviest first, with the probability of their basins and its error:
+        actions in the user's units. Warns, naming the observation, where the masses are not to be trusted."""
+        return likelihood.modes(self, obs, draws, generator)
 
     def save(self, directory: str | Path) -> None:
         """Writes a directory with units, settings and weights; `cebm.load` reads it."""

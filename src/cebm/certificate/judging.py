@@ -16,7 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cebm.certificate.targets import Target, analytic_targets
+from cebm.certificate.dependent import analytic_targets
+from cebm.certificate.distances import by_chance, squared_distance, tolerated
+from cebm.certificate.targets import Target
 from cebm.samplers import Collect, Sampler, StepInfo, run
 from cebm.spaces import margin_limit
 
@@ -32,6 +34,10 @@ SINGLE_REPLICAS = 64
 _Z = 4.5
 _GROSS = 0.5
 _ATOMS = 0.01
+_LEVEL = 3.4e-6
+"""Probability of a normal variable above `_Z`."""
+_EXACT, _SPECTRUM = 2000, 500
+"""Exact draws that the states are compared with, and those of them that give the distribution of the distance."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,17 @@ class Certificate:
     """Independent chains that ran; in a `single` run, the chain and its replicas."""
     steps: int
     """Number of steps of each chain."""
+    correlation_error: float
+    """|artanh r − artanh ρ|, the largest over pairs of dimensions: an error of the correlation in units of its own
+    spread (Fisher), which is the same for all ρ."""
+    correlation_sampling_error: float
+    """Standard error of `correlation_error`."""
+    distance: float | None = None
+    """Energy distance D of the chains' states to exact draws, both whitened: it sees what moments do not. None for a
+    single chain, whose states are not independent."""
+    distance_allowed: float | None = None
+    """What D may be: that of the target to itself when it is shifted and widened by `tolerance`, plus the largest by
+    chance (see `cebm.certificate.distances`)."""
 
     @property
     def passed(self) -> bool:
@@ -121,7 +138,8 @@ def certify(
         for target in analytic_targets() if targets is None else targets:
             for kind in runs:
                 states, info = run_on(make, target.to(generator.device), kind, generator)
-                rows.append(_certificate(label, target, kind, states, info, tolerance))
+                exact = target.draw(_EXACT, generator) if kind == "chains" else None
+                rows.append(_certificate(label, target, kind, states, info, tolerance, exact))
     finally:
         torch.set_num_threads(threads)
     return rows
@@ -200,6 +218,43 @@ def _mean_and_std(kind: RunName, units: Float[np.ndarray, "chains time act"]) ->
     return mean, _estimate(kind, units.std(1, ddof=1))._replace(pooled=pooled, reach=slope * square.reach)
 
 
+def _correlation(kind: RunName, units: Float[np.ndarray, "chains time act"]) -> _Estimate:
+    """artanh of the correlation of each pair of dimensions. The error is that of the linearised estimate: of
+    z₁z₂ − r(z₁² + z₂²)/2 over 1 − r², with z the states in units of their own mean and deviation."""
+    z = (units - units.mean((0, 1))) / units.std((0, 1))
+    first, second = np.triu_indices(units.shape[2], 1)
+    products = z[:, :, first] * z[:, :, second]
+    r = products.mean((0, 1)).clip(-1 + 1e-12, 1 - 1e-12)
+    influence = (products - r / 2 * (z[:, :, first] ** 2 + z[:, :, second] ** 2)).mean(1) / (1 - r**2)
+    estimate = _estimate(kind, influence)
+    value = np.arctanh(r)
+    # The influence has a mean of zero: it is the deviation from the value over all chains.
+    return _Estimate(value + (estimate.value - estimate.pooled), estimate.error, value, estimate.reach)
+
+
+def _root(target: Target) -> Float[np.ndarray, "act act"]:
+    """The Cholesky factor of the target's correlations."""
+    matrix = np.full((target.act_dim, target.act_dim), target.correlation)
+    np.fill_diagonal(matrix, 1.0)
+    return np.linalg.cholesky(matrix)
+
+
+def _distance(
+    target: Target, states: Float[Tensor, "chains time act"], exact: Float[Tensor, "n act"], tolerance: float
+) -> tuple[float, float]:
+    """The energy distance of the last states to exact draws, and what it may be."""
+    root = torch.from_numpy(_root(target)).to(exact.device)
+
+    def whitened(points: Tensor) -> Tensor:
+        units = (points.double() - points.new_tensor(target.mean)) / points.new_tensor(target.std)
+        return torch.linalg.solve_triangular(root, units.double().T, upper=False).T
+
+    last, reference = whitened(states[:, -1]), whitened(exact)
+    chance = by_chance(reference[:_SPECTRUM], len(last), len(reference), _LEVEL)
+    allowed = math.sqrt(chance) + math.sqrt(tolerated(reference[:_SPECTRUM], tolerance))
+    return math.sqrt(squared_distance(last, reference)), allowed
+
+
 def _temperature(kind: RunName, target: Target, states: Float[Tensor, "chains time act"]) -> _Estimate:
     """E[(y − μ)·∇E]/d. Integration by parts gives ∫ (y − μ)·∇E e^{-E} dy = d ∫ e^{-E} dy for any smooth E whose
     density vanishes at infinity (the virial theorem)."""
@@ -215,12 +270,22 @@ def _certificate(
     states: Float[Tensor, "chains time act"],
     info: StepInfo,
     tolerance: float,
+    exact: Float[Tensor, "n act"] | None = None,
 ) -> Certificate:
     units = (states.double().cpu().numpy() - np.array(target.mean)) / np.array(target.std)
     border = temperature = None
     with np.errstate(all="ignore"):  # a diverged chain overflows; NaN counts as an error below
         mean, std = _mean_and_std(kind, units)
-        checks = [(np.abs(mean.pooled), mean.reach, tolerance), (np.abs(std.pooled - 1), std.reach, tolerance)]
+        correlation = _correlation(kind, units)
+        known = math.atanh(target.correlation)
+        # Uncorrelated coordinates: the deviation across a narrow ridge, which hardly shows in that of the axes.
+        across = _mean_and_std(kind, units @ np.linalg.inv(_root(target)).T)[1]
+        checks = [
+            (np.abs(mean.pooled), mean.reach, tolerance),
+            (np.abs(std.pooled - 1), std.reach, tolerance),
+            (np.abs(correlation.pooled - known), correlation.reach, tolerance),
+            (np.abs(across.pooled - 1), across.reach, tolerance),
+        ]
         if kind == "single":
             checks.append((1 - units.std(1).mean(0), np.zeros(1), _GROSS))
         if target.margin is None:
@@ -228,27 +293,46 @@ def _certificate(
             checks.append((np.abs(temperature.pooled - 1), temperature.reach, 2 * tolerance))
         else:
             border = float((states.abs() >= margin_limit(target.margin)).any(-1).double().mean())
-    mean_errors = np.nan_to_num(np.abs(mean.value), nan=np.inf, posinf=np.inf)
-    std_errors = np.nan_to_num(np.abs(std.value - 1), nan=np.inf, posinf=np.inf)
-    worst_mean, worst_std = int(mean_errors.argmax()), int(std_errors.argmax())
+    distance = allowed = None
+    if exact is not None:
+        distance, allowed = _distance(target, states, exact, tolerance)
+        # On the scale of the other errors, where the tolerance is exceeded by as much as the distance is.
+        excess = max(0.0, distance - allowed) if math.isfinite(distance) else math.inf
+        checks.append((np.array([excess]), np.zeros(1), 0.0))
+    mean_error, mean_sampling = _worst(mean, 0.0)
+    std_error, std_sampling = _worst(std, 1.0)
+    correlation_error, correlation_sampling = _worst(correlation, known)
     steps = info.acceptance.shape[0]
     return Certificate(
         sampler,
         target.name,
         kind,
-        mean_error=float(mean_errors[worst_mean]),
-        std_error=float(std_errors[worst_std]),
+        mean_error=mean_error,
+        std_error=std_error,
         temperature=None if temperature is None else float(temperature.value[0]),
         acceptance=None if bool((info.acceptance == 1).all()) else float(info.acceptance[steps // 2 :].mean()),
         verdict=_verdict(checks, border),
-        mean_sampling_error=float(mean.error[worst_mean]),
-        std_sampling_error=float(std.error[worst_std]),
+        mean_sampling_error=mean_sampling,
+        std_sampling_error=std_sampling,
         temperature_sampling_error=None if temperature is None else float(temperature.error[0]),
         clipped=float(info.clipped.mean()),
         border=border,
         chains=states.shape[0],
         steps=steps,
+        correlation_error=correlation_error,
+        correlation_sampling_error=correlation_sampling,
+        distance=distance,
+        distance_allowed=allowed,
     )
+
+
+def _worst(estimate: _Estimate, exact: float) -> tuple[float, float]:
+    """The largest error of the reported values over dimensions, infinite where it is NaN, and its standard error."""
+    if not len(estimate.value):
+        return 0.0, 0.0
+    errors = np.nan_to_num(np.abs(estimate.value - exact), nan=np.inf, posinf=np.inf)
+    worst = int(errors.argmax())
+    return float(errors[worst]), float(estimate.error[worst])
 
 
 def _verdict(checks: list[tuple[np.ndarray, np.ndarray, float]], border: float | None) -> Verdict:

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 
 from cebm.certificate.judging import Certificate, SamplerFactory, certify, run_on
-from cebm.certificate.targets import SAMPLERS, Gaussian, Target, named_sampler
+from cebm.certificate.named import SAMPLERS, named_sampler
+from cebm.certificate.targets import Gaussian, Target
 from cebm.samplers import Sampler
 
 if TYPE_CHECKING:
