@@ -69,7 +69,7 @@ def reachable(task: ParticleTask, episodes: int, seed: int) -> float:
     return float(fine.mean())
 
 
-def main(steps: int = 2000, episodes: int = 400, seed: int = 11) -> dict[str, tuple[float, int]]:
+def main(steps: int = 1500, episodes: int = 200, seed: int = 11) -> dict[str, tuple[float, int]]:
     """Success and collisions of each way to act."""
     task = ParticleTask(dim=2)
     shown = task.demonstrations(500, 0)
@@ -90,7 +90,10 @@ def main(steps: int = 2000, episodes: int = 400, seed: int = 11) -> dict[str, tu
         "mdn, constrained": Runner(constrained["mdn"], fallback=stay),
         "steady, constrained": Runner(constrained["steady"], fallback=stay),
     }
-    print(f"episodes whose goals can be reached from outside of the discs: {reachable(task, episodes, seed):.1%}")
+    print(
+        f"episodes whose goals can be reached from outside of the discs: {reachable(task, episodes, seed):.1%}",
+        flush=True,
+    )
     found = {}
     for name, actor in actors.items():
         watched = Watched(actor)

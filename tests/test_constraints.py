@@ -243,8 +243,8 @@ def test_a_runner_gives_the_last_action_and_the_plan_and_plays_the_fallback():
     assert [each.tolist() for each in runner.asked[0]] == [[False, True]]
     runner.reset()
     assert runner.asked[-1] == []
-    with pytest.raises(ValueError, match="fallback: EnergyPolicy has no method"):
-        cebm.Runner(policy_of(), fallback=lambda obs: obs)
+    with pytest.raises(ValueError, match="fallback: Runner has no method"):
+        cebm.Runner(runner, fallback=lambda obs: obs)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_the_example_of_a_new_trial_trains(tmp_path: Path, monkeypatch: pytest.M
     assert (job.trial.optimiser.average, job.trial.energy.width) == (0.99, 64)
 
 
+def test_the_example_of_an_obstacle_never_aims_into_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With policies that learned almost nothing: the constraint does not depend on what they know."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    found = importlib.import_module("obstacle").main(steps=2, episodes=5)
+    assert found["mdn, no constraint"][1] > 0
+    assert [found[name][1] for name in ("steady, constrained", "mdn, constrained", "mdn, first allowed draw")] == [
+        0
+    ] * 3
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name

@@ -134,5 +134,9 @@ from cebm.tasks import PushT as PushT
 from cebm.tasks import Task as Task
 from cebm.tasks import collect_particle as collect_particle
 from cebm.trainer import Trainer as Trainer
+from cebm.trust import Calibration as Calibration
+from cebm.trust import ConformalSets as ConformalSets
+from cebm.trust import Guard as Guard
+from cebm.trust import Verdict as Verdict
 
 __version__: str

@@ -144,7 +144,8 @@ def evaluate(
 
     The policy is one of cebm's, or any object with `reset()` and `act(obs [batch, obs]) -> [batch, act]`. Episode i
     starts from a seed that only (seed, i) decides, and has at most `max_steps` steps (None: the task's own limit).
-    Further arguments go to `Runner`: candidates, steps, warm_start, execute. `latency_calls` single actions are timed
+    Further arguments go to `Runner`: candidates, steps, warm_start, execute; with a `fallback`, which plays where the
+    policy asks, the rows say how often it did. `latency_calls` single actions are timed
     afterwards. `workers`: processes that step the environments, while the policy acts here on the whole batch; the
     rows are the same for any number. `film`: indices of episodes whose pictures to keep.
     """
@@ -158,12 +159,33 @@ def evaluate(
     if sizes is not None:
         place.check_policy(*sizes)
     played = place.roll_out(actor, count, seed, max_steps, **_wishes(place, count, workers, film))
+    rows, overall = played.rows, place.summarise(played.rows)
+    if runner.get("fallback") is not None:
+        rows, told = _with_asked(rows, actor)
+        overall = overall | told
     calls = latency_calls + 1 if latency_calls else 0  # one more, which pays for warming up
     times = [_action_ms(actor, played.last_obs[i % len(played.last_obs)]) for i in range(calls)][1:]
     p50, p99 = np.percentile(times, [50, 99]) if times else (math.nan, math.nan)
-    return Evaluation(
-        played.rows, seed, perf_counter() - began, float(p50), float(p99), place.summarise(played.rows), played.frames
-    )
+    return Evaluation(rows, seed, perf_counter() - began, float(p50), float(p99), overall, played.frames)
+
+
+def _with_asked(rows: list[dict[str, Any]], actor: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The rows with `asked`, the share of an episode's steps in which the policy asked, and `first_asked`, the first
+    of those steps; the share of episodes with such a step, and the success in the others, where it always acted."""
+    batches = [np.stack(batch) for batch in actor.asked if batch]
+    if sum(batch.shape[1] for batch in batches) != len(rows):
+        return rows, {}  # the task does not play every episode as a row of one batch
+    episodes = [column for batch in batches for column in batch.T]
+    found = []
+    for row, steps in zip(rows, episodes, strict=True):
+        own = steps[: row.get("length") or len(steps)]
+        first = int(own.argmax()) if own.any() else None
+        found.append({**row, "asked": float(own.mean()), "first_asked": first})
+    acted = [row for row in found if not row["asked"]]
+    told = {"asked_episodes": 1 - len(acted) / len(found)}
+    if acted and all(row.get("success") is not None for row in acted):
+        told["success_where_acted"] = float(np.mean([bool(row["success"]) for row in acted]))
+    return found, told
 
 
 def _wishes(task: Task, count: int, workers: int, film: Collection[int]) -> dict[str, Any]:

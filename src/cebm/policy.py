@@ -8,7 +8,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from cebm import __version__, likelihood
 from cebm.acting import Acting, Found, Problem, Search
+from cebm.decisions import Decision
 from cebm.densities import LogProb, Mode
 from cebm.energies.base import Actions, Energies, EnergyModel, EnergySettings
 from cebm.legacy import upgraded_policy
@@ -33,6 +34,8 @@ from cebm.units import Conversion, Units
 
 if TYPE_CHECKING:
     from cebm.constraints import ConstrainedPolicy, Constraint, Scene
+    from cebm.demonstrations import Demonstrations
+    from cebm.trust import Calibration
 
 FORMAT, VERSION = "cebm.policy", 4
 Array = TypeVar("Array", bound=Any)
@@ -91,6 +94,10 @@ class EnergyPolicy:
     """Sorted energies of training pairs, for the score."""
     conversion: Conversion | None = None
     """Kinds of columns and relative actions; None: every column is plain, the boxes are all."""
+    seen: Float[Tensor, "some inside"] | None = None
+    """Training observations, normalised: what is unfamiliar is far from them."""
+    calibration: "Calibration | None" = None
+    """Thresholds beyond which `decide` asks; `calibrate` finds them."""
     _milliseconds: dict[tuple[int, int, int | None], float] = field(default_factory=dict, init=False)
     """Measured times by candidates, batch and steps; the one thing that a call may leave behind."""
 
@@ -116,6 +123,8 @@ class EnergyPolicy:
                 raise ValueError(f"{name} must not be NaN, got {bound.tolist()}")
         if self.data_energies is not None and (self.data_energies.ndim != 1 or not len(self.data_energies)):
             raise ValueError(f"data_energies must be a vector, got shape {tuple(self.data_energies.shape)}")
+        if self.seen is not None and (self.seen.ndim != 2 or self.seen.shape[1] != spec.obs_dim or not len(self.seen)):
+            raise ValueError(f"seen must be [some, {spec.obs_dim}], got shape {tuple(self.seen.shape)}")
         low, high = self.limits
         if bool((low > high).any()):
             raise ValueError(f"low must not be above high, got {low.tolist()} and {high.tolist()}")
@@ -313,7 +322,7 @@ class EnergyPolicy:
         tensors = {f"energy.{name}": tensor for name, tensor in self.energy.state_dict().items()}
         for name, box in (("obs_box", self.obs_box), ("act_box", self.act_box)):
             tensors |= {f"{name}.centre": box.centre, f"{name}.scale": box.scale}
-        for name in ("low", "high", "data_energies"):
+        for name in ("low", "high", "data_energies", "seen"):
             value = getattr(self, name)
             if value is not None:
                 tensors[name] = value
@@ -325,6 +334,7 @@ class EnergyPolicy:
             "obs_margin": self.obs_box.margin,
             "act_margin": self.act_box.margin,
             "units": None if self.units.conversion.plain else to_json(self.conversion),
+            "calibration": to_json(self.calibration),
         }
         save_bundle(Path(directory), FORMAT, VERSION, header, tensors)
 
@@ -349,6 +359,36 @@ class EnergyPolicy:
         from cebm.constraints import ConstrainedPolicy
 
         return ConstrainedPolicy(self).with_constraint(constraint, weight)
+
+    def calibrate(
+        self, held_out: "Demonstrations", alpha: float = 0.05, *, tie: float | None = None, seed: int = 0
+    ) -> "EnergyPolicy":
+        """This policy with thresholds, by split conformal prediction over episodes it was not trained on: `decide` asks
+        in at most a share `alpha` of such episodes. `tie`: two modes whose energies differ by less are a reason to ask
+        too. docs/trust.md says what is guaranteed and what not."""
+        from cebm.trust import calibrate
+
+        return replace(self, calibration=calibrate(self, held_out, alpha, tie=tie, seed=seed))
+
+    def decide(
+        self,
+        obs: Any,
+        *,
+        candidates: int | None = None,
+        steps: int | None = None,
+        previous: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        """As `act`, but it may ask: where the observation is unfamiliar, the action unlikely, or two modes are tied."""
+        from cebm.trust import decide
+
+        return decide(self, obs, candidates=candidates, steps=steps, previous=previous, generator=generator)
+
+    def doubts(self, obs: Any, energies: Float[Tensor, " batch"]) -> tuple[str, ...]:
+        """Why not to act upon these observations by actions of these energies; empty where there is no reason."""
+        from cebm.trust import doubts
+
+        return doubts(self, self.observed(obs), energies)
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
@@ -394,6 +434,13 @@ class EnergyPolicy:
     def observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
         """Raw observations as rows on the policy's device, given as rows or by the names of their parts."""
         return self._rows(flat_observation(obs, self.parts, self.history), "obs", self.units.obs_dim)
+
+    def raw_actions(self, actions: Any, count: int) -> Float[Tensor, "batch act"]:
+        """Raw actions, given as rows, on the policy's device; a ValueError where there are not `count`."""
+        rows = self._rows(actions, "actions", self.units.act_dim)
+        if len(rows) != count:
+            raise ValueError(f"actions has {len(rows)} rows, obs has {count}")
+        return rows
 
     def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
         """[dim] or [batch, dim] of any kind of number, to raw [batch, dim] on the policy's device, in the dtype of the
@@ -510,11 +557,14 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor], where: str, dev
     except RuntimeError as error:
         raise StorageError(f"{where}: the weights do not fit the settings: {error}") from error
     conversion = from_json(header.get("units"), Conversion | None, f"{where}: units")
-    low, high, data_energies = (
-        tensors[name].to(device) if name in tensors else None for name in ("low", "high", "data_energies")
+    low, high, data_energies, seen = (
+        tensors[name].to(device) if name in tensors else None for name in ("low", "high", "data_energies", "seen")
     )
     pieces = (energy.to(device), boxes["obs"], boxes["act"], acting, spec, settings)
-    return EnergyPolicy(*pieces, low, high, data_energies, conversion)
+    from cebm.trust import Calibration  # which imports this module's energies through its own
+
+    thresholds = from_json(header.get("calibration"), Calibration | None, f"{where}: calibration")
+    return EnergyPolicy(*pieces, low, high, data_energies, conversion, seen, thresholds)
 
 
 def _check_sizes(settings: Any, spec: Specification, weights: dict[str, Tensor], where: str) -> None:

@@ -59,6 +59,10 @@ class Learner(nn.Module):
         return loss, log
 
 
+MOST_SEEN = 2_000_000
+"""Numbers of the training observations that a policy keeps, at most."""
+
+
 def _numbers(loss: Tensor, actions: Tensor, terms: Terms) -> dict[str, Tensor]:
     """What to log of a step."""
     log = {"loss": loss.detach(), **{name: value.detach() for name, value in terms.log.items()}}
@@ -236,6 +240,7 @@ class Trainer:
         obs, actions = self._normalised(self.training, self._rows[np.sort(rows)])
         with torch.no_grad():
             data_energies = energy(obs, actions.unsqueeze(1))[:, 0].sort().values
+        seen = obs[:: -(-obs.numel() // MOST_SEEN)]
         bounds: dict[str, Tensor] = {}
         if self.limits is not None:
             for name, limit in zip(("low", "high"), self.limits, strict=True):
@@ -252,7 +257,9 @@ class Trainer:
             self.trial.energy,
             data_energies=data_energies,
             conversion=self.units.conversion,
-            **bounds,
+            seen=seen,
+            low=bounds.get("low"),
+            high=bounds.get("high"),
         )
 
     def validate(

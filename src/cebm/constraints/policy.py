@@ -159,9 +159,14 @@ class ConstrainedPolicy:
         plan: Any = None,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """As `act`; where there is no action, the reason."""
-        chosen = self._choose(self.policy.observed(obs), candidates, steps, last, plan, generator)
+        """As `act`; where there is no action, the reason. A policy that was calibrated also asks where the observation
+        is unfamiliar, or where the best action that the constraints leave is unlikely."""
+        rows = self.policy.observed(obs)
+        chosen = self._choose(rows, candidates, steps, last, plan, generator)
         reasons = tuple("" if fine else INFEASIBLE for fine in chosen.feasible.tolist())
+        if self.policy.calibration is not None:
+            other = self.policy.doubts(rows, chosen.energy)
+            reasons = tuple(one or two for one, two in zip(reasons, other, strict=True))
         return Decision.of(chosen.action, reasons)
 
     def share(
