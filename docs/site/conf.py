@@ -1,5 +1,7 @@
 """Sphinx's settings; `make docs` passes this file's folder with -c."""
 
+import os
+
 import cebm
 
 project = "cebm"
@@ -9,8 +11,6 @@ release = version = cebm.__version__
 extensions = ["myst_parser", "sphinx.ext.mathjax", "sphinx_copybutton"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 4
-# A table cell may begin with a number in brackets, and `files/` holds what pages link to.
-exclude_patterns = ["files/**/*.md.txt"]
 highlight_language = "none"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
@@ -24,7 +24,8 @@ toc_object_entries = False
 
 html_theme = "furo"
 html_title = "cebm"
-html_static_path = ["../../build/docs/source/_static"]
+# Paths here are relative to this folder.
+html_static_path = [os.environ.get("CEBM_SITE_STATIC", "../../build/docs/source/_static")]
 html_css_files = ["style.css"]
 html_copy_source = False
 html_show_sourcelink = False
@@ -36,4 +37,3 @@ mathjax3_config = {
     "options": {"enableMenu": False, "enableAssistiveMml": True},
     "loader": {"load": []},
 }
-copybutton_exclude = ".linenos, .gp, .go"

@@ -22,7 +22,9 @@ def vendor(where: Path) -> None:
         if npm is None:
             raise SystemExit(f"make docs needs npm, or the file {archive} (npm pack mathjax@{VERSION})")
         CACHE.mkdir(parents=True, exist_ok=True)
-        subprocess.run([npm, "pack", "--silent", f"mathjax@{VERSION}"], cwd=CACHE, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [npm, "pack", "--silent", f"mathjax@{VERSION}"], cwd=CACHE, check=True, stdout=subprocess.DEVNULL
+        )
     found = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     if found != INTEGRITY:
         raise SystemExit(f"{archive}: its checksum is {found}, expected {INTEGRITY}; delete it and try again")

@@ -34,7 +34,11 @@ def _annealed(arm: str, way: str) -> str:
 def front() -> list[tuple[str, str, str]]:
     """The front page's three numbers: the number, what it is, and the page that says how it was measured."""
     rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
-    act = next(row for row in rows if (row["bench"], row.get("trial"), row["threads"], row.get("batch")) == ("act", "steady", 1, 1))
+    act = next(
+        row
+        for row in rows
+        if (row["bench"], row.get("trial"), row["threads"], row.get("batch")) == ("act", "steady", 1, 1)
+    )
     ledger = (ROOT / "reproduction/results.md").read_text()
     found = re.search(r"^Of the paper's (\d+) claims (\d+) hold", ledger, re.M)
     if found is None:
@@ -56,6 +60,9 @@ def tables() -> dict[str, str]:
     dims = _claim("09-dimensions")["measurements"]
     formulation = _claim("03-formulation")["measurements"]["success"]
     last = dims["dimensions"].index(16)
+    minute, page = "2,000 demonstrations, a minute of training", "[annealed](annealed.md)"
+    drawn, lowest = (f"success {_annealed('denoise', way)}" for way in ("one draw", "lowest of 32"))
+    correct = f"success {_spread(formulation['correct'])}"
     stability, ledger = "[stability](stability.md)", "[claim {}](../reproduction/results.md#{})"
     fourteen = ledger.format(14, "claim-14-explicit")
     nine = ledger.format(9, "claim-9-dimensions")
@@ -76,20 +83,16 @@ def tables() -> dict[str, str]:
             stability,
         ),
     ]
+    three = ledger.format(3, "claim-3-formulation")
+    one, two = "one right answer, 300 demonstrations", "two right answers, 300 demonstrations"
     others = [
-        ("one right answer, 300 demonstrations", "`mse`", plain["mse"], fourteen),
-        ("one right answer, 300 demonstrations", "`mdn`", plain["mdn"], fourteen),
-        ("one right answer, 300 demonstrations", "`ibc`", plain["ibc"], fourteen),
-        ("the same, with correct Langevin chains", "`correct`", f"success {_spread(formulation['correct'])}", ledger.format(3, "claim-3-formulation")),
-        ("two right answers, 300 demonstrations", "`mse`", reached["mse"], fourteen),
-        ("two right answers, 300 demonstrations", "`mdn`", reached["mdn"], fourteen),
-        ("two right answers, 300 demonstrations", "`ibc`", reached["ibc"], fourteen),
-        ("16 action columns", "`ibc`", skill["ibc"], nine),
-        ("16 action columns", "`uniform`", skill["uniform"], nine),
-        ("16 action columns", "`gmm-nll`", skill["gmm-nll"], nine),
-        ("2,000 demonstrations, a minute of training", "denoising, one draw", f"success {_annealed('denoise', 'one draw')}", "[annealed](annealed.md)"),
-        ("2,000 demonstrations, a minute of training", "denoising, lowest of 32", f"success {_annealed('denoise', 'lowest of 32')}", "[annealed](annealed.md)"),
-    ]  # fmt: skip
+        *((one, f"`{name}`", plain[name], fourteen) for name in ("mse", "mdn", "ibc")),
+        ("the same, with correct Langevin chains", "`correct`", correct, three),
+        *((two, f"`{name}`", reached[name], fourteen) for name in ("mse", "mdn", "ibc")),
+        *(("16 action columns", f"`{name}`", skill[name], nine) for name in ("ibc", "uniform", "gmm-nll")),
+        (minute, "denoising, one draw", drawn, page),
+        (minute, "denoising, lowest of 32", lowest, page),
+    ]
     return {"steady": table(head, steady), "others": table(head, others)}
 
 

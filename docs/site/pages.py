@@ -1,8 +1,8 @@
 """Which page is of which kind, and the pages as Sphinx reads them: links between them rewritten, tutorials run.
 
 Pages stand in `docs/` and link to each other and to any file of the repository, as a reader of the repository expects.
-Here they become pages of the site; a file that is no page is copied into the site and offered for download, and a folder
-becomes a list of its files. A link that leads nowhere is an error.
+Here they become pages of the site; a file that is no page is copied into the site and offered for download, and a
+folder becomes a list of its files. A link that leads nowhere is an error.
 """
 
 import contextlib
@@ -31,8 +31,6 @@ KINDS: dict[str, dict[str, str]] = {
         "guide": "docs/guide.md",
         "sampling": "docs/sampling.md",
         "densities": "docs/densities.md",
-        "contributing": "CONTRIBUTING.md",
-        "changelog": "CHANGELOG.md",
     },
     "Explanation": {
         "stability": "docs/stability.md",
@@ -41,8 +39,10 @@ KINDS: dict[str, dict[str, str]] = {
         "results": "reproduction/results.md",
         "performance": "docs/performance.md",
     },
+    "Project": {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"},
 }
-"""The four kinds of pages: what is written where. `reference.py` adds the public names to the third."""
+"""The four kinds of pages, and those about the project: what is written where.
+`reference.py` adds the public names to the third."""
 PAGES = {path: name for kind in KINDS.values() for name, path in kind.items()} | {"README.md": "index"}
 RUN = {"docs/first-policy.md"}
 """Tutorials, whose Python blocks are run when the site is built; what they print is shown below them."""

@@ -5,6 +5,7 @@ syntax tree, in which a field's docstring is found too, and Sphinx's Python doma
 """
 
 import ast
+import copy
 import inspect
 import re
 from dataclasses import dataclass
@@ -33,9 +34,7 @@ class Name:
 
 def public_names() -> list[Name]:
     """Every name that `import cebm` offers, and those of `cebm.testing`, in the order of the stub."""
-    found = [
-        Name(name, module.removeprefix("cebm."), getattr(cebm, name)) for name, module in cebm._MODULE_OF.items()
-    ]
+    found = [Name(name, module.removeprefix("cebm."), getattr(cebm, name)) for name, module in cebm._MODULE_OF.items()]
     testing = import_module("cebm.testing")
     return found + [Name(name, "testing", getattr(testing, name)) for name in testing.__all__]
 
@@ -81,7 +80,7 @@ def _node(thing: Any) -> ast.ClassDef | ast.FunctionDef | None:
 
 
 def _arguments(node: ast.FunctionDef, bound: bool) -> str:
-    arguments = ast.parse(ast.unparse(node)).body[0].args  # type: ignore[attr-defined]
+    arguments = copy.deepcopy(node.args)
     if bound and (arguments.posonlyargs or arguments.args):
         (arguments.posonlyargs or arguments.args).pop(0)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
