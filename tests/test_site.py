@@ -89,6 +89,7 @@ def test_a_public_name_without_a_docstring_stops_the_build(monkeypatch: pytest.M
 
 def test_names_become_references_but_not_in_code() -> None:
     names = {"Langevin": "cebm.Langevin"}
+    assert "py:obj" in reference.linked("# Heading\n\n`Langevin`", names)
     assert reference.linked("`Langevin`", names) == "{py:obj}`Langevin <cebm.Langevin>`"
     for text in ("```\n`Langevin`\n```", "# `Langevin`", "[`Langevin`](x.md)", "`Langevin`", "`Langevin(1)`"):
         assert reference.linked(text, names, own="Langevin" if text == "`Langevin`" else "") == text

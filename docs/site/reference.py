@@ -83,8 +83,18 @@ def _arguments(node: ast.FunctionDef, bound: bool) -> str:
     arguments = copy.deepcopy(node.args)
     if bound and (arguments.posonlyargs or arguments.args):
         (arguments.posonlyargs or arguments.args).pop(0)
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        each.annotation = _unquoted(each.annotation)
+    result = _unquoted(node.returns)
+    returns = f" -> {ast.unparse(result)}" if result is not None else ""
     return f"({ast.unparse(arguments)}){returns}"
+
+
+def _unquoted(annotation: ast.expr | None) -> ast.expr | None:
+    """An annotation that is a string as what it says."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return ast.parse(annotation.value, mode="eval").body
+    return annotation
 
 
 def _decorated(node: ast.FunctionDef | ast.ClassDef, name: str) -> bool:
@@ -104,13 +114,20 @@ def _fields(node: ast.ClassDef) -> list[tuple[str, str, str]]:
 
 
 def linked(text: str, names: dict[str, str], own: str = "") -> str:
-    """Markdown in which `Name` leads to the reference, outside code blocks, headings and links."""
+    """Markdown in which `Name` leads to the reference, outside code blocks, headings and links.
+
+    Only names with a capital letter: `run`, `fit` or `contract` are often words of another sense.
+    """
 
     def replace(match: re.Match[str]) -> str:
         word = match[1]
-        return f"{{py:obj}}`{word} <{names[word]}>`" if word in names and word != own else match[0]
+        return (
+            f"{{py:obj}}`{word} <{names[word]}>`"
+            if word in names and word != own and word != word.lower()
+            else match[0]
+        )
 
-    parts = re.split(r"(^```.*?^```$|^#.*$|^    .*$|!?\[[^\]]*\]\([^)]*\))", text, flags=re.M | re.S)
+    parts = re.split(r"(^```.*?^```$|^#[^\n]*$|^    [^\n]*$|!?\[[^\]]*\]\([^)]*\))", text, flags=re.M | re.S)
     parts[::2] = [re.sub(r"(?<![`}])`(\w+)`(?!`)", replace, part) for part in parts[::2]]
     return "".join(parts)
 
