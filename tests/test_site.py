@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cebm.recipes import TRIALS
 from docs.site import numbers, pages, reference
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +113,32 @@ def test_the_decision_table_is_that_of_the_records(monkeypatch: pytest.MonkeyPat
     assert numbers.refreshed(text) == text, "run python -m docs.site --records"
     monkeypatch.setattr(numbers, "_stability", lambda case, way="as-trained": "12.3 %")
     assert "12.3 %" in numbers.refreshed(text) != text
+
+
+def test_how_to_pages_name_real_settings() -> None:
+    text = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("choose", "troubles"))
+    settings = set(re.findall(r"--([a-z]+)\.([a-z-]+)", text))
+    assert len(settings) > 5
+    for part, setting in settings:
+        assert any(hasattr(getattr(trial, part), setting.replace("-", "_")) for trial in TRIALS.values()), setting
+    recipes = set(re.findall(r"^\| `([a-z-]+)`(?:, `([a-z-]+)`)? \|", text, re.M)) | {
+        ("mcmc-loss", "conditional-maxent")
+    }
+    assert {name for pair in recipes for name in pair if name} <= set(TRIALS)
+
+
+def test_troubles_names_real_warnings_and_messages() -> None:
+    """And all of the library's own warnings: a new one needs its row."""
+    text = (ROOT / "docs/troubles.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "src/cebm").rglob("*.py"))
+    named = set(re.findall(r"`(\w+(?:Warning|Error))`", text))
+    assert named >= set(re.findall(r"^class (\w+Warning)\(", source, re.M)) and len(named) > 5
+    assert named <= set(re.findall(r"^class (\w+)\(", source, re.M))
+    quoted = [part for said in re.findall(r"^\|[^|]*?\"([^\"|]+)\"", text, re.M) for part in said.split("…")]
+    wanted = [part.strip(" ,") for part in quoted if len(part.strip(" ,")) > 8]
+    assert len(wanted) >= 5
+    for part in wanted:
+        assert part in source, part
 
 
 @pytest.mark.parametrize("page", sorted(pages.RUN))

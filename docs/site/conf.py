@@ -29,6 +29,8 @@ html_static_path = [os.environ.get("CEBM_SITE_STATIC", "../../build/docs/source/
 html_css_files = ["style.css"]
 html_copy_source = False
 html_show_sourcelink = False
+# A summary is fetched from its page, which browsers refuse for a site that is opened as files.
+html_show_search_summary = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 mathjax_path = "mathjax/tex-svg.js"
