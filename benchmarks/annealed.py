@@ -53,6 +53,8 @@ HIGH = DenoisingScore(mean=-0.5)
 ARMS: dict[str, dict[str, Any]] = {
     "denoise": {"objective": SCORE},
     "denoise-high": {"objective": HIGH},
+    "denoise-higher": {"objective": DenoisingScore(mean=0.2)},
+    "judge-high": {"objective": Sum((HIGH, LevelContrast(OWN, 7)), (1.0, 1.0), (1, 4)), "around": Judged},
     "own-draws-high": {"objective": Sum((HIGH, LevelContrast(OWN, 7)), (1.0, 0.1), (1, 4))},
     "denoise-scalar": {"objective": SCORE, "energy.form": "scalar"},
     "denoise-affine": {"objective": SCORE, **AFFINE},

@@ -19,7 +19,8 @@ from cebm.acting import Direct, Search
 from cebm.energies import EnergyModel
 from cebm.energies.base import Actions, Context, Energies, Obs
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED, Evaluation, evaluate, wilson_interval
-from cebm.policy import EnergyPolicy, Policy, Runner
+from cebm.policy import EnergyPolicy, Policy
+from cebm.runner import Runner
 from cebm.spaces import Box, Specification
 from cebm.tasks.particle import BatchedParticle, ParticleEnv, ParticleExpert, ParticleTask
 

@@ -35,9 +35,9 @@ from cebm.cli import main
 from cebm.evaluation import evaluate
 from cebm.export import contract_of, export, trace
 from cebm.exported import ExportedPolicy
-from cebm.policy import Runner
 from cebm.randomness import Recorder, Slices, inverted
 from cebm.recipes import TRIALS
+from cebm.runner import Runner
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
 from cebm.units import Angle, Relative

@@ -11,7 +11,8 @@ import torch
 import cebm
 from cebm.energies import MLP
 from cebm.named import flat_observation
-from cebm.policy import EnergyPolicy, Runner
+from cebm.policy import EnergyPolicy
+from cebm.runner import Runner
 from cebm.spaces import Box, Part, Specification
 from cebm.units import Angle
 

@@ -28,8 +28,9 @@ from cebm.energies import (
     Tilted,
     TiltedEnergy,
 )
-from cebm.policy import EnergyPolicy, Policy, Runner
+from cebm.policy import EnergyPolicy, Policy
 from cebm.recipes import TRIALS
+from cebm.runner import Runner
 from cebm.samplers import MALA, Constant, DerivativeFree, Langevin, Sampler, StepInfo
 from cebm.spaces import Box, Part, Specification
 

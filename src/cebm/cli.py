@@ -257,6 +257,33 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class Studio:
+    """Opens the studio in the browser: energy landscapes, searches, observations to drag; docs/studio.md. Only this
+    machine can reach it, by an address with a token; Ctrl-C ends it."""
+
+    policies: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories (the best policy of each is taken; a run may be under way) or policy directories."""
+    data: Path | None = None
+    """Demonstrations whose observations to step through; by default the run's own."""
+    task: str | None = None
+    """The task, which says where things are in an observation: particle, a shipped one, FILE.py:NAME or MODULE:NAME.
+    By default the run's own."""
+    port: int = 0
+    """Port to listen on; 0 takes a free one."""
+    no_open: bool = False
+    """Print the address and open no browser."""
+    threads: int | None = None
+    """Threads for torch."""
+    with_: With = ()
+    """A file or module of your own pieces that the policies are made of; may be repeated."""
+
+    def __call__(self) -> None:
+        from cebm.studio.command import open_studio
+
+        open_studio(self)
+
+
+@dataclass(frozen=True)
 class Report:
     """One self-contained page about one or several runs."""
 
@@ -361,6 +388,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "eval": Eval,
     "export": Export,
     "serve": Serve,
+    "studio": Studio,
     "report": Report,
     "sweep": Sweep,
     "reproduce": Reproduce,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cebm.intervals import Interval
-from cebm.policy import Runner
+from cebm.runner import Runner
 from cebm.storage import write_atomically
 from cebm.tasks import TEST_SEED, VALIDATION_SEED, Actor, Task, as_task
 from cebm.tasks.base import check_episodes

@@ -1,19 +1,18 @@
 """A policy: observation in, action out. It carries its units, so nobody normalises by hand.
 
 A `Policy` is anything with `act` and `reset`; ours is an `EnergyPolicy`, which keeps no state between calls and may be
-called from several threads. `Runner` adds a history of observations and action chunks to it.
+called from several threads. `Runner` (in `cebm.runner`) adds a history of observations and action chunks to it.
 """
 
 import copy
-import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +30,9 @@ from cebm.settings import StorageError, from_json, to_json
 from cebm.spaces import Box, Specification, check_finite, traced, usable_device
 from cebm.storage import load_bundle, save_bundle, take
 from cebm.units import Conversion, Units
+
+if TYPE_CHECKING:
+    from cebm.constraints import ConstrainedPolicy, Constraint, Scene
 
 FORMAT, VERSION = "cebm.policy", 4
 Array = TypeVar("Array", bound=Any)
@@ -248,7 +250,7 @@ class EnergyPolicy:
         everything: bool = False,
     ) -> Problem:
         """What `acting.search` gets for these observations, encoded."""
-        rows = self._observed(obs)
+        rows = self.observed(obs)
         inputs = self._checked(self.units.inputs(rows), rows, "obs")
         before = None
         if previous is not None:
@@ -339,16 +341,25 @@ class EnergyPolicy:
 
         export(self, path, format, candidates, steps)
 
+    def with_constraint(
+        self, constraint: "Constraint | Callable[[Scene], Tensor]", weight: float | None = None
+    ) -> "ConstrainedPolicy":
+        """This policy under a constraint: a hard one, which is never violated, or with a `weight` an energy that is
+        added to its own. `cebm.constraints` has ready ones; a function of a `Scene` is one too (docs/trust.md)."""
+        from cebm.constraints import ConstrainedPolicy
+
+        return ConstrainedPolicy(self).with_constraint(constraint, weight)
+
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
-        rows = self._observed(obs)
+        rows = self.observed(obs)
         self._checked(self.units.inputs(rows), rows, "obs")
 
     def actions(
         self, normalised: Float[Tensor, "batch samples inside"], obs: Any
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
-        rows = self._observed(obs) if self.units.conversion.relative else None
+        rows = self.observed(obs) if self.units.conversion.relative else None
         return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
 
     def _found(
@@ -380,8 +391,8 @@ class EnergyPolicy:
                 raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         return found, chosen
 
-    def _observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
-        """Raw observations, given as rows or by the names of their parts."""
+    def observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
+        """Raw observations as rows on the policy's device, given as rows or by the names of their parts."""
         return self._rows(flat_observation(obs, self.parts, self.history), "obs", self.units.obs_dim)
 
     def _rows(self, values: Any, name: str, columns: int) -> Float[Tensor, "batch dim"]:
@@ -545,81 +556,3 @@ def _at_most(weights: dict[str, Tensor], where: str) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-# ---------------------------------------------------------------------------------------------- the runner
-
-
-class Runner:
-    """Steps a policy through a batch of episodes: remembers the last observations, plays out action chunks and,
-    with `warm_start`, hands the last action (of a chunk: what was not played) back to the search. Not shared
-    between threads; `reset` forgets. It is a policy itself, and takes any policy. A policy's method `check(obs)`,
-    where it has one, refuses observations that come while a chunk is played."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        execute: int | None = None,
-        warm_start: bool = False,
-        generator: torch.Generator | None = None,
-        **effort: Any,
-    ) -> None:
-        self.policy, self.warm_start = policy, warm_start
-        self._history, self._horizon = getattr(policy, "history", 1), getattr(policy, "horizon", 1)
-        self.execute = self._horizon if execute is None else execute
-        if not 1 <= self.execute <= self._horizon:
-            raise ValueError(f"execute must be between 1 and the policy's horizon {self._horizon}, got {execute}")
-        known = inspect.signature(policy.act).parameters
-        anything = any(each.kind is each.VAR_KEYWORD for each in known.values())
-        unknown = [name for name in effort if name not in known and not anything]
-        if warm_start and "previous" not in known and not anything:
-            unknown.append("previous")
-        if unknown:
-            raise ValueError(f"{type(policy).__name__}.act does not take {', '.join(unknown)}")
-        self.effort = effort
-        if generator is not None and ("generator" in known or anything):
-            self.effort = {**effort, "generator": generator}
-        self._forget()
-
-    def reset(self) -> None:
-        """Forget: a new batch of episodes begins."""
-        self.policy.reset()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._seen: list[np.ndarray] = []
-        self._chunk: list[np.ndarray] = []
-        self._last: np.ndarray | None = None
-
-    def act(self, obs: Any) -> np.ndarray:
-        """The next action of every episode [batch, act], or of one, for one observation [obs], or for the dictionary of
-        its parts where the policy knows them. An observation that is refused leaves the runner as it was."""
-        parts = getattr(self.policy, "parts", None)
-        obs = obs if parts is None else flat_observation(obs, parts)
-        # A copy: environments may write the next observation into the same array.
-        seen = obs.detach().cpu().numpy().copy() if isinstance(obs, Tensor) else np.array(obs)
-        single = seen.ndim == 1
-        seen = seen[None] if single else seen
-        if seen.ndim != 2:
-            raise ValueError(f"obs must be [obs] or [batch, obs], got {np.shape(obs)}")
-        if self._seen and seen.shape != self._seen[0].shape:
-            raise ValueError(
-                f"obs has shape {seen.shape}, the episodes under way have {self._seen[0].shape}; reset first"
-            )
-        if seen.dtype.kind == "f" and not np.isfinite(seen).all():
-            row, column = np.argwhere(~np.isfinite(seen))[0]
-            raise ValueError(f"obs has NaN or infinite values: row {row}, dimension {column}")
-        past = ([seen] * self._history if not self._seen else [*self._seen, seen])[-self._history :]
-        if self._chunk and hasattr(self.policy, "check"):
-            self.policy.check(np.concatenate(past, 1))
-        if not self._chunk:
-            before = {"previous": self._last} if self.warm_start and self._last is not None else {}
-            chunk = np.asarray(self.policy.act(np.concatenate(past, 1), **before, **self.effort))
-            actions = np.split(chunk, self._horizon, axis=1)
-            self._chunk = [action.copy() for action in actions[: self.execute]]
-            # What is left of the plan, held at its end, is where the next search starts.
-            self._last = np.concatenate([*actions[self.execute :], *[actions[-1]] * self.execute], axis=1)
-        self._seen = past
-        action = self._chunk.pop(0)
-        return action[0] if single else action

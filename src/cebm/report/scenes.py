@@ -13,9 +13,10 @@ from torch import Tensor
 
 from cebm.acting import Problem
 from cebm.evaluation import evaluate
-from cebm.policy import EnergyPolicy, Runner
+from cebm.policy import EnergyPolicy
 from cebm.report.charts import Value, heat_map, number, picture_uri, tick_labels, ticks
 from cebm.report.records import Run
+from cebm.runner import Runner
 from cebm.tasks import TEST_SEED, Task
 
 UNIT = 1000

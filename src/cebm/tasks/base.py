@@ -54,6 +54,36 @@ class RollOut:
     """Pictures [height, width, 3] of the episodes that were filmed, by their index: the start and every step."""
 
 
+@dataclass(frozen=True)
+class Handle:
+    """Something in a sketch that a person can drag: the agent, a goal, a block."""
+
+    name: str
+    """For people: "goal 1"."""
+    columns: tuple[tuple[int, int], ...]
+    """Columns of one observation that hold x and y of its points; they move together."""
+    radius: float = 0.0
+    """Size of the place around it that counts as reached; 0: a point."""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Where things are in one observation, seen from above, so that a person can move them."""
+
+    low: tuple[float, float]
+    """x and y of the corner with the smallest values."""
+    high: tuple[float, float]
+    """x and y of the opposite corner."""
+    handles: tuple[Handle, ...]
+    """What can be moved."""
+    walls: tuple[tuple[float, float, float, float], ...] = ()
+    """Lines that cannot be moved: x, y and x, y of their ends."""
+    downwards: bool = False
+    """Whether y grows downwards, as in a picture."""
+    places: bool = False
+    """Whether an action is a place in this plane, in the same units: it can then be drawn in the sketch."""
+
+
 class Task(ABC):
     """An environment, the limits of its actions, its expert and its metrics.
 
@@ -130,6 +160,11 @@ class Task(ABC):
 
         What the actor was (the number of its candidates, say) is known to the caller and not repeated here.
         """
+        return None
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """How a person sees and changes one observation in `cebm studio`; None where the task does not say."""
         return None
 
     def check_policy(self, obs_dim: int, act_dim: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from cebm.demonstrations import Demonstrations
 from cebm.settings import to_json
-from cebm.tasks.base import TEST_SEED, Actor, RollOut, Task, Value, check_episodes, check_max_steps
+from cebm.tasks.base import TEST_SEED, Actor, Handle, RollOut, Sketch, Task, Value, check_episodes, check_max_steps
 
 ENV_ID = "cebm/Forks-v0"
 START = (0.0, 0.5)
@@ -158,6 +158,11 @@ class Forks(Task):
                 "expert_entropy": round(self.summarise(rows)["entropy"], 4),
             },
         )
+
+    @property
+    def sketch(self) -> Sketch:
+        """The point among the obstacles."""
+        return Sketch((0.0, 0.0), (1.0, 1.0), (Handle("point", ((0, 1),)),), tuple(self.obstacles()))
 
     def scene(self, actor: Actor, episodes: int) -> dict[str, Any]:
         return _scene(self, actor, check_episodes(episodes))

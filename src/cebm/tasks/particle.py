@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt8
 from numpy.typing import ArrayLike
 
 from cebm.demonstrations import Demonstrations
-from cebm.tasks.base import Actor, RollOut, Task, Value, check_episodes, check_max_steps
+from cebm.tasks.base import Actor, Handle, RollOut, Sketch, Task, Value, check_episodes, check_max_steps
 
 ENV_ID = "cebm/Particle-v0"
 
@@ -134,6 +134,20 @@ class ParticleTask(Task):
         from cebm.tasks.particle_scene import particle_scene
 
         return particle_scene(self, actor, check_episodes(episodes))
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """Agent and goals in the first two dimensions; none in one dimension, which has no plane."""
+        if self.dim < 2:
+            return None
+        goals = self.dim * (1 if self.hide_velocity else 2)
+        first, second = ((start, start + 1) for start in (goals, goals + self.dim))
+        handles = (
+            Handle("goal 1", (first,), self.goal_distance),
+            Handle("goal 2", (second,), self.goal_distance),
+            Handle("agent", ((0, 1),)),
+        )
+        return Sketch((0.0, 0.0), (1.0, 1.0), handles, places=True)
 
     @property
     def obs_dim(self) -> int:

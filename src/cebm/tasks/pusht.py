@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 
 from cebm.demonstrations import DemonstrationError, Demonstrations
 from cebm.settings import to_json
-from cebm.tasks.base import check_max_steps
+from cebm.tasks.base import Handle, Sketch, check_max_steps
 from cebm.tasks.gym import GymnasiumTask
 
 ENV_ID = "cebm/PushT-v0"
@@ -81,6 +81,18 @@ class PushT(GymnasiumTask):
     @property
     def limits(self) -> tuple[Float64[np.ndarray, " act"], Float64[np.ndarray, " act"]]:
         return np.zeros(2), np.full(2, WIDTH)
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """Agent and block; the block keeps its angle. None of pixels, which nobody can move."""
+        if self.observation == "pixels":
+            return None
+        last = 2 * len(KEYPOINTS)
+        block, agent = ((2, 3),), (0, 1)
+        if self.observation == "keypoints":
+            block, agent = tuple((i, i + 1) for i in range(0, last, 2)), (last, last + 1)
+        handles = (Handle("block", block), Handle("agent", (agent,), 15.0))
+        return Sketch((0.0, 0.0), (WIDTH, WIDTH), handles, downwards=True, places=True)
 
     def make(self) -> "PushTEnv":
         return PushTEnv(self.observation, self.size)
