@@ -34,7 +34,10 @@ class Name:
 
 def public_names() -> list[Name]:
     """Every name that `import cebm` offers, and those of `cebm.testing`, in the order of the stub."""
-    found = [Name(name, module.removeprefix("cebm."), getattr(cebm, name)) for name, module in cebm._MODULE_OF.items()]
+    found = [
+        Name(name, module.removeprefix("cebm."), getattr(cebm, name))
+        for name, module in cebm.__dict__["_MODULE_OF"].items()
+    ]
     testing = import_module("cebm.testing")
     return found + [Name(name, "testing", getattr(testing, name)) for name in testing.__all__]
 
