@@ -135,9 +135,7 @@ def check_axes(policy: EnergyPolicy, axes: Sequence[int]) -> tuple[int, ...]:
 
 def check_held(policy: EnergyPolicy, held: Any) -> Float[Tensor, " inside"]:
     """The normalised action to hold the other coordinates at."""
-    base = torch.as_tensor(np.asarray(held, np.float64)).to(
-        policy.device, policy.problem(policy.units.middle).low.dtype
-    )
+    base = torch.as_tensor(np.asarray(held, np.float64)).to(policy.device, policy.problem(policy.units.middle).low.dtype)
     if base.shape != (policy.act_box.dim,) or not bool(base.isfinite().all()):
         raise ValueError(f"held must be {policy.act_box.dim} finite numbers, got shape {tuple(base.shape)}")
     return base

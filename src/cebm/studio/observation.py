@@ -97,9 +97,7 @@ def sketch_of(subject: Subject) -> dict[str, Any] | None:
     return {
         "low": list(sketch.low),
         "high": list(sketch.high),
-        "handles": [
-            {"name": h.name, "columns": [list(c) for c in h.columns], "radius": h.radius} for h in sketch.handles
-        ],
+        "handles": [{"name": h.name, "columns": [list(c) for c in h.columns], "radius": h.radius} for h in sketch.handles],
         "walls": [list(wall) for wall in sketch.walls],
         "downwards": sketch.downwards,
         "places": sketch.places and subject.policy.columns[1] == 2,
