@@ -1,8 +1,8 @@
-# make demo | make test | make bench | make soak | make reproduce | make install: each does its own set-up.
+# make demo | make test | make docs | make bench | make soak | make reproduce | make install: each does its own set-up.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: install test test-all demo bench soak reproduce clean
+.PHONY: install test test-all demo docs bench soak reproduce clean
 
 install: .venv/installed
 
@@ -32,6 +32,15 @@ demo: install
 	$(BIN)/cebm eval runs/demo --episodes 200
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
+# The site, in build/docs/html: open index.html there. Needs npm once, for MathJax. A warning is an error.
+docs: .venv/documented
+	$(BIN)/python -m docs.site build/docs/source
+	$(BIN)/python -m sphinx -b html -c docs/site -W -n --keep-going -q -E -d build/docs/doctrees build/docs/source build/docs/html
+
+.venv/documented: .venv/installed docs/requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
 bench: install
 	$(BIN)/python -m benchmarks.measure
 	$(BIN)/python -m benchmarks.from_nothing
@@ -46,4 +55,4 @@ reproduce: install
 	$(BIN)/python -m reproduction $(ARGS)
 
 clean:
-	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,103 @@
+"""Numbers that pages quote, read from the committed records when the site is built and when the tests run."""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.document import replaced, table
+
+ROOT = Path(__file__).parents[2]
+
+
+def _spread(rates: list[float]) -> str:
+    share = f"{100 * mean(rates):.1f}"
+    return f"{share} ± {100 * stdev(rates):.1f} %" if len(rates) > 1 else f"{share} % (one seed)"
+
+
+def _stability(case: str, way: str = "as-trained") -> str:
+    paths = sorted((ROOT / "docs/stability").glob(f"{case}-[0-9].json"))
+    if not paths:
+        raise ValueError(f"docs/stability has no record of {case}")
+    return _spread([json.loads(path.read_text())["last"][way]["success"] for path in paths])
+
+
+def _claim(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / f"reproduction/results/{name}.json").read_text())
+
+
+def _annealed(arm: str, way: str) -> str:
+    return _spread([json.loads((ROOT / f"docs/annealed/particle-{arm}-0.json").read_text())["success"][way]])
+
+
+def front() -> list[tuple[str, str, str]]:
+    """The front page's three numbers: the number, what it is, and the page that says how it was measured."""
+    rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
+    act = next(
+        row
+        for row in rows
+        if (row["bench"], row.get("trial"), row["threads"], row.get("batch")) == ("act", "steady", 1, 1)
+    )
+    ledger = (ROOT / "reproduction/results.md").read_text()
+    found = re.search(r"^Of the paper's (\d+) claims (\d+) hold", ledger, re.M)
+    if found is None:
+        raise ValueError("reproduction/results.md does not say how many claims hold")
+    return [
+        (
+            _stability("steady-2d-2000"),
+            "of episodes succeed: the default recipe on the 2-D particle task, five seeds of 200 held-out episodes",
+            "stability.md",
+        ),
+        (f"{act['ms_p50']:.1f} ms", "for one action on one thread of a CPU, at the median", "performance.md"),
+        (f"{found[2]} of {found[1]}", "claims of the paper hold when they are measured again", "results.md"),
+    ]
+
+
+def tables() -> dict[str, str]:
+    """The tables of docs/choose.md by the name of their marks."""
+    order = _claim("14-explicit")["measurements"]
+    dims = _claim("09-dimensions")["measurements"]
+    formulation = _claim("03-formulation")["measurements"]["success"]
+    last = dims["dimensions"].index(16)
+    minute, page = "2,000 demonstrations, a minute of training", "[annealed](annealed.md)"
+    drawn, lowest = (f"success {_annealed('denoise', way)}" for way in ("one draw", "lowest of 32"))
+    correct = f"success {_spread(formulation['correct'])}"
+    stability, ledger = "[stability](stability.md)", "[claim {}](../reproduction/results.md#{})"
+    fourteen = ledger.format(14, "claim-14-explicit")
+    nine = ledger.format(9, "claim-9-dimensions")
+    skill = {name: f"skill {mean(dims['skill'][name][last]):.2f}" for name in ("ibc", "uniform", "gmm-nll")}
+    plain = {name: f"success {_spread(rates)}" for name, rates in order["success"]["plain"].items()}
+    reached = {name: f"a goal reached {_spread(rates)}" for name, rates in order["reached"]["random"].items()}
+    head = ("your data", "recipe", "measured on the particle task", "record")
+    steady = [
+        ("2,000 demonstrations, 2 action columns", "`steady`", _stability("steady-2d-2000"), stability),
+        ("only 300 demonstrations", "`steady`", _stability("steady-2d-300"), stability),
+        ("16 action columns", "`steady`", _stability("steady-16d"), stability),
+        ("32 action columns", "`steady`", _stability("steady-32d"), stability),
+        ("several right answers for one observation", "`steady`", _stability("steady-random-order"), stability),
+        (
+            "the same, and the past tells which answer is right",
+            "`steady --inputs.history 8`",
+            _stability("steady-random-order-history"),
+            stability,
+        ),
+    ]
+    three = ledger.format(3, "claim-3-formulation")
+    one, two = "one right answer, 300 demonstrations", "two right answers, 300 demonstrations"
+    others = [
+        *((one, f"`{name}`", plain[name], fourteen) for name in ("mse", "mdn", "ibc")),
+        ("the same, with correct Langevin chains", "`correct`", correct, three),
+        *((two, f"`{name}`", reached[name], fourteen) for name in ("mse", "mdn", "ibc")),
+        *(("16 action columns", f"`{name}`", skill[name], nine) for name in ("ibc", "uniform", "gmm-nll")),
+        (minute, "denoising, one draw", drawn, page),
+        (minute, "denoising, lowest of 32", lowest, page),
+    ]
+    return {"steady": table(head, steady), "others": table(head, others)}
+
+
+def refreshed(text: str) -> str:
+    """docs/choose.md with its tables replaced."""
+    for name, content in tables().items():
+        text = replaced(text, name, content)
+    return text

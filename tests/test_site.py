@@ -1,0 +1,181 @@
+"""The documentation site: pages, links, names and numbers are checked without Sphinx; the slow part builds it all."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cebm.recipes import TRIALS
+from docs.site import numbers, pages, reference
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def assembled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("site") / "source"
+    pages.assemble(where, run_tutorials=False)
+    return where
+
+
+def test_every_page_is_of_one_kind() -> None:
+    written = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert written <= set(pages.PAGES)
+    assert len(set(pages.PAGES.values())) == len(pages.PAGES) == 1 + sum(map(len, pages.KINDS.values()))
+
+
+def test_links_of_the_assembled_site_lead_somewhere(assembled: Path) -> None:
+    """Files and headings; MyST makes a heading's anchor as GitHub does."""
+    broken, seen = [], 0
+    for page in assembled.rglob("*.md"):
+        for link in re.findall(r"\]\(([^()\s]+)\)", "".join(pages.FENCE.split(page.read_text())[::2])):
+            if re.match(r"[a-z]+:", link):
+                continue
+            seen += 1
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.is_file() or (anchor and anchor not in _anchors(target)):
+                broken.append(f"{page.relative_to(assembled)}: {link}")
+    assert not broken and seen > 100
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_a_broken_link_stops_the_build() -> None:
+    with pytest.raises(ValueError, match=r"docs/guide.md: the link nowhere.md leads nowhere"):
+        pages.rewritten("see [this](nowhere.md)", "docs/guide.md")
+    with pytest.raises(ValueError, match="leads nowhere"):
+        pages.rewritten("see [this](../../outside.txt)", "docs/guide.md")
+    assert pages.rewritten("```\n[a](b.md)\n```", "docs/guide.md") == "```\n[a](b.md)\n```"
+
+
+def test_every_public_name_is_on_a_page_of_the_reference(assembled: Path) -> None:
+    overview = (assembled / "reference.md").read_text()
+    entries = reference.public_names()
+    assert len(entries) > 120
+    for entry in entries:
+        assert f"<{entry.path}>`" in overview, entry.path
+        page = (assembled / f"reference/{entry.room}.md").read_text()
+        assert re.search(rf"^::::\{{py:\w+\}} {entry.name}\b", page, re.M), entry.path
+    fields = (assembled / "reference/acting.md").read_text()
+    assert "- **candidates** `int = " in fields
+
+
+def test_a_public_name_without_a_docstring_stops_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Bare:
+        field: int = 1
+
+    class Inherits(reference.Name):
+        pass
+
+    def short() -> None:
+        """Three short words."""
+
+    planted = [reference.Name(thing.__name__, "acting", thing) for thing in (Bare, Inherits, short)]
+    assert reference.undocumented(planted) == ["cebm.Bare", "cebm.Inherits", "cebm.short"]
+    entries = reference.public_names()
+    assert reference.undocumented(entries) == []
+    monkeypatch.setattr(reference, "public_names", lambda: [*entries, planted[0]])
+    with pytest.raises(ValueError, match=r"need a docstring of 4 words or more: cebm\.Bare"):
+        reference.pages()
+
+
+def test_names_become_references_but_not_in_code() -> None:
+    names = {"Langevin": "cebm.Langevin"}
+    assert "py:obj" in reference.linked("# Heading\n\n`Langevin`", names)
+    assert reference.linked("`Langevin`", names) == "{py:obj}`Langevin <cebm.Langevin>`"
+    for text in ("```\n`Langevin`\n```", "# `Langevin`", "[`Langevin`](x.md)", "`Langevin`", "`Langevin(1)`"):
+        assert reference.linked(text, names, own="Langevin" if text == "`Langevin`" else "") == text
+
+
+def test_front_page_and_readme_share_one_text(assembled: Path) -> None:
+    front = (assembled / "index.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    first = pages.lead().split("\n\n")
+    assert len(first) > 5 and all(part in readme for part in first)
+    assert all(part in front for part in first if "](" not in part)
+    assert "make demo\nmake test" in front and "policy = cebm.fit" in front
+    for number, _, page in numbers.front():
+        assert f"**{number}**" in front and (assembled / page).exists()
+    assert numbers.front()[0][0] in readme
+
+
+def test_the_decision_table_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/choose.md").read_text()
+    assert numbers.refreshed(text) == text, "run python -m docs.site --records"
+    monkeypatch.setattr(numbers, "_stability", lambda case, way="as-trained": "12.3 %")
+    assert "12.3 %" in numbers.refreshed(text) != text
+
+
+def test_how_to_pages_name_real_settings() -> None:
+    text = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("choose", "troubles"))
+    settings = set(re.findall(r"--([a-z]+)\.([a-z-]+)", text))
+    assert len(settings) > 5
+    for part, setting in settings:
+        assert any(hasattr(getattr(trial, part), setting.replace("-", "_")) for trial in TRIALS.values()), setting
+    recipes = set(re.findall(r"^\| `([a-z-]+)`(?:, `([a-z-]+)`)? \|", text, re.M)) | {
+        ("mcmc-loss", "conditional-maxent")
+    }
+    assert {name for pair in recipes for name in pair if name} <= set(TRIALS)
+
+
+def test_troubles_names_real_warnings_and_messages() -> None:
+    """And all of the library's own warnings: a new one needs its row."""
+    text = (ROOT / "docs/troubles.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "src/cebm").rglob("*.py"))
+    named = set(re.findall(r"`(\w+(?:Warning|Error))`", text))
+    assert named >= set(re.findall(r"^class (\w+Warning)\(", source, re.M)) and len(named) > 5
+    assert named <= set(re.findall(r"^class (\w+)\(", source, re.M))
+    quoted = [part for said in re.findall(r"^\|[^|]*?\"([^\"|]+)\"", text, re.M) for part in said.split("…")]
+    wanted = [part.strip(" ,") for part in quoted if len(part.strip(" ,")) > 8]
+    assert len(wanted) >= 5
+    for part in wanted:
+        assert part in source, part
+
+
+@pytest.mark.parametrize("page", sorted(pages.RUN))
+def test_tutorials_run(page: str, tmp_path: Path) -> None:
+    """With little training; a build runs them as they are."""
+    pytest.importorskip("matplotlib", reason="the tutorial draws")
+    text = (ROOT / page).read_text()
+    short = re.sub(r"steps=\d+", "steps=3", re.sub(r"episodes=\d+", "episodes=4", text))
+    shown = pages.ran(short, page, tmp_path)
+    assert shown.count(":class: output") >= 5 and "](first-policy.png)" in shown
+    with pytest.raises(RuntimeError, match="this example does not run"):
+        pages.ran("```python\n1 / 0\n```", page, tmp_path)
+    with pytest.raises(RuntimeError, match=r"no example saved the picture x\.png"):
+        pages.ran("<!-- picture: x.png: nothing -->", page, tmp_path)
+
+
+def test_requirements_are_pinned() -> None:
+    lines = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) > 10 and all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="`make docs` installs Sphinx")
+def test_the_site_builds_without_a_warning_and_needs_no_network(assembled: Path, tmp_path: Path) -> None:
+    """All but the tutorials' training and MathJax, which `make docs` fetches."""
+    out = tmp_path / "html"
+    command = [*f"{sys.executable} -m sphinx -b html -W -n --keep-going -q -E".split(), "-c", "docs/site"]
+    environment = {"CEBM_SITE_STATIC": str(assembled / "_static"), "PATH": ""}
+    built = subprocess.run([*command, assembled, out], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert built.returncode == 0, built.stderr
+    assert (out / "searchindex.js").stat().st_size > 10_000
+    for page in out.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]*\bsrc=\"([^\"]+)|<link[^>]*\bhref=\"([^\"]+)", page.read_text()
+        )
+        assert not [link for pair in loaded for link in pair if re.match(r"https?:|//", link)], page
+    # A planted fault: a reference that leads nowhere fails the build.
+    (assembled / "planted.md").write_text("---\norphan: true\n---\n\n# Planted\n\n{py:obj}`cebm.Nothing`\n")
+    built = subprocess.run([*command, assembled, out], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert built.returncode != 0 and "cebm.Nothing" in built.stderr
