@@ -26,6 +26,8 @@ KINDS: dict[str, dict[str, str]] = {
         "scale": "docs/scale.md",
         "deploy": "docs/deploy.md",
         "serving": "docs/serving.md",
+        "trust": "docs/trust.md",
+        "studio": "docs/studio.md",
     },
     "Reference": {
         "guide": "docs/guide.md",
@@ -35,6 +37,7 @@ KINDS: dict[str, dict[str, str]] = {
     "Explanation": {
         "stability": "docs/stability.md",
         "annealed": "docs/annealed.md",
+        "tasks": "docs/tasks.md",
         "theory": "docs/theory.md",
         "results": "reproduction/results.md",
         "performance": "docs/performance.md",
