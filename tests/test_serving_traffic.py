@@ -119,10 +119,8 @@ def test_a_siege_in_little() -> None:
         good, bad, done = soak.Seen(), soak.Seen(), soak.asyncio.Event()
         task = soak.asyncio.create_task(soak.good_clients(url, expected, 2.0, done, good))
         await soak.asyncio.gather(*(soak.attack(url, port, 25, 50.0, i, bad) for i in range(8)))
-        deadline = time.monotonic() + 30
-        while (
-            len(good.times) < soak.GOOD and time.monotonic() < deadline
-        ):  # the attack may be over before they all asked
+        deadline = time.monotonic() + 30  # the attack may be over before all of them have asked
+        while len(good.times) < soak.GOOD and time.monotonic() < deadline:
             await soak.asyncio.sleep(0.05)
         done.set()
         await task
