@@ -258,10 +258,11 @@ def slope_at(objective: Any, generator: torch.Generator, offset: float = 0.0, ba
 
 @pytest.mark.parametrize("objective", [DenoisingScore(), LevelRatio()], ids=["score", "ratio"])
 def test_the_exact_energy_is_the_minimum(objective: Any, generator: torch.Generator) -> None:
-    """At E_s = −log p_s the derivative of the loss has the mean 0; by 20 % off it does not."""
+    """At E_s = −log p_s the derivative of the loss has the mean 0; by 20 % off it does not. Four times the batches find
+    the planted fault: z was 16 to 34 in twenty repetitions."""
     assert abs(slope_at(objective, generator)) < 4.9  # Student's t of 99 degrees, 4e-6
-    assert slope_at(objective, generator, 0.2) > 4.9
-    assert slope_at(objective, generator, -0.2) < -4.9
+    assert slope_at(objective, generator, 0.2, 400) > 4.9
+    assert slope_at(objective, generator, -0.2, 400) < -4.9
 
 
 class Other:
