@@ -274,13 +274,26 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
     assert whole.wait() == 0
     assert comparable(load_metrics(broken)) == comparable(load_metrics(tmp_path / "whole"))
     assert all("noise" in row for row in load_metrics(broken) if row["kind"] == "train")
-    assert {*contents(broken)} == {*contents(tmp_path / "whole")}
+    assert _named(broken) == _named(tmp_path / "whole")
     for name in ("policy", "best"):
         files = [contents(place / name) for place in (broken, tmp_path / "whole")]
         assert files[0] == files[1]
     # Without its module a run says which one it needs.
     with pytest.raises(StorageError, match="my_pieces"):
         load_job(broken)
+
+
+def _named(where: Path) -> set[str]:
+    """The files of a run that something names. A kill may leave a file of tensors beside those that the checkpoint's
+    header names, which no reader looks at; the next save into the same directory removes it."""
+    headers = [path for path in where.rglob("header.json")]
+    left_over = {
+        str(other.relative_to(where))
+        for path in headers
+        for other in path.parent.glob("tensors-*.safetensors")
+        if other.name != json.loads(path.read_text())["tensors"]
+    }
+    return {*contents(where)} - left_over
 
 
 def test_sigterm_saves_first(tmp_path: Path) -> None:
