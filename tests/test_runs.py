@@ -286,7 +286,7 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
 def _named(where: Path) -> set[str]:
     """The files of a run that something names. A kill may leave a file of tensors beside those that the checkpoint's
     header names, which no reader looks at; the next save into the same directory removes it."""
-    headers = [path for path in where.rglob("header.json")]
+    headers = list(where.rglob("header.json"))
     left_over = {
         str(other.relative_to(where))
         for path in headers
