@@ -79,7 +79,7 @@ def reproduce(
                 f"{runs / key}"
             )
     missing = [task for key, task in unique.items() if not _finished(out, key)]
-    failures |= _run_all(missing, len(unique), engine, out, runs, commit, judge, retries)
+    failures |= run_all(missing, len(unique), engine, out, runs, commit, judge, retries)
     judge()
     if failures:
         # The terminal shows one line; the file has the tracebacks.
@@ -184,15 +184,15 @@ def _finished(out: Path, key: str) -> bool:
     return _record(out, key).exists()
 
 
-def _run_all(
+def run_all(
     tasks: Sequence[Task],
     of: int,
     engine: Engine,
     out: Path,
     runs: Path,
     commit: str | None,
-    finished: Callable[[], None],
-    retries: int,
+    finished: Callable[[], None] = lambda: None,
+    retries: int = 2,
 ) -> dict[str, str]:
     """Run the tasks on the engine, the longest first. Returns why some of them failed, by key; the others are finished.
     `finished` is called after each task."""

@@ -182,7 +182,11 @@ def measure(job: Job, directory: Path) -> Result:
     found = _course(job, directory) | {"last": _tested(last, job, task)} | information(last, validation)
     if job.trial.optimiser.average:
         trainer, _ = restored(job, directory)
-        found["raw"] = _tested(trainer.policy(averaged=False), job, task)
+        raw = trainer.policy(averaged=False)
+        found["raw"] = _tested(raw, job, task)
+        found["all candidates"] = {
+            name: _tested(policy, job, task, fewer=False) for name, policy in (("averaged", last), ("raw", raw))
+        }
     return found
 
 
@@ -202,10 +206,11 @@ def measure_diverged(job: Job, directory: Path, reason: str) -> Result:
     }
 
 
-def _tested(policy: EnergyPolicy, job: Job, task: ParticleTask) -> dict[str, float]:
-    """Success and distances of a policy on held-out episodes."""
+def _tested(policy: EnergyPolicy, job: Job, task: ParticleTask, *, fewer: bool = True) -> dict[str, float]:
+    """Success and distances of a policy on held-out episodes, with the candidates of the learning curves or, without
+    `fewer`, with all those that its trial acts with."""
     most = getattr(job.trial.acting, "candidates", None)
-    effort = {} if most is None else {"candidates": min(job.evaluation_candidates, most)}
+    effort = {} if most is None or not fewer else {"candidates": min(job.evaluation_candidates, most)}
     found = evaluate(
         policy,
         task,
