@@ -20,7 +20,8 @@ import numpy as np
 from cebm.denoising import DenoisingScore
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.intervals import Interval
-from cebm.policy import EnergyPolicy, load
+from cebm.loading import load
+from cebm.policy import EnergyPolicy
 from cebm.recipes import find_trial, vary
 from cebm.runs import Job, load_job, load_metrics
 from cebm.storage import write_atomically
