@@ -209,7 +209,7 @@ class EnergyPolicy:
         rows = self._rows(obs, "obs", self.units.obs_dim)
         found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=False)
         with torch.no_grad():
-            action = self.actions(_taken(found).unsqueeze(1), rows)[:, 0]
+            action = self.actions(_taken(found), rows)[:, 0]
         if traced():  # no exception comes out of an exported policy: NaN says the same
             action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
         if np.ndim(obs) == 1:
@@ -239,7 +239,7 @@ class EnergyPolicy:
             rank = torch.searchsorted(self.data_energies, energies.contiguous())
             score = rank.to(energies.dtype) / len(self.data_energies)
         return Proposal(
-            self.actions(_taken(found).unsqueeze(1), obs)[:, 0],
+            self.actions(_taken(found), obs)[:, 0],
             score,
             actions.gather(1, order.unsqueeze(-1).expand_as(actions)),
             found.energies.gather(1, order),
@@ -496,10 +496,9 @@ class EnergyPolicy:
         return self._milliseconds[key]
 
 
-def _taken(found: Found) -> Float[Tensor, "batch act"]:
+def _taken(found: Found) -> Float[Tensor, "batch 1 act"]:
     """The candidate that was chosen for each observation."""
-    index = found.chosen.view(-1, 1, 1).expand(-1, 1, found.actions.shape[2])
-    return found.actions.gather(1, index)[:, 0]
+    return found.actions.gather(1, found.chosen.view(-1, 1, 1).expand(-1, 1, found.actions.shape[2]))
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
