@@ -71,7 +71,8 @@ function offer() {
   handle = 0;
 }
 
-export function begin() { fetchStep(); }
+// A roll-out is played when somebody asks for it.
+export function begin() { if (!rolling()) fetchStep(); }
 
 function write() {
   const now = newest(), row = rolling() && rolls.get(`${view.subject} ${view.episode}`)?.row;

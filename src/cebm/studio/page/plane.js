@@ -49,7 +49,7 @@ function drawPlane(pen, frame, shown, way, state) {
   for (const mark of shown.marks) drawMark(pen, shown, mark, at, side);
   if (state) {
     const size = Math.max(2.2, Math.min(3, side / 110));
-    if (shown.compact) { pen.globalAlpha = 0.35; for (const trail of state.trails) line(pen, trail.map(([x, y]) => at(x, y)), "#fff", 1); pen.globalAlpha = 1; }
+    if (shown.compact) { pen.globalAlpha = 0.22; for (const trail of state.trails) line(pen, trail.map(([x, y]) => at(x, y)), "#fff", 1); pen.globalAlpha = 1; }
     state.now.forEach(([x, y], i) => i !== way.chosen && dot(pen, ...at(x, y), size, CANDIDATE, "#000000aa"));
     const [x, y] = state.now[way.chosen] || [];
     dot(pen, ...at(x, y), size, CANDIDATE, "#000"); ring(pen, ...at(x, y), size + 4);
