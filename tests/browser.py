@@ -56,11 +56,11 @@ class Browser:
         elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
             self.errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
 
-    def open(self, url: str) -> None:
-        """Goes to an address and waits until the studio is ready."""
+    def open(self, url: str, ready: str = "document.documentElement?.dataset.ready === '1'") -> None:
+        """Goes to an address and waits until its page is ready: a studio, by default."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
-        self.until("document.documentElement?.dataset.ready === '1'")
+        self.until(ready)
 
     def run(self, script: str) -> Any:
         """The value of an expression of the page."""

@@ -24,6 +24,7 @@ from cebm import acting as acting_room
 from cebm import energies, negatives, objectives, optimisers, samplers, tasks
 from cebm import report as report_room
 from cebm.acting import Found, Problem, Search
+from cebm.charts import Chart, Series, number, thinned, tick_labels, ticks
 from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
 from cebm.evaluation import evaluate, wilson_interval
@@ -32,14 +33,15 @@ from cebm.loading import load
 from cebm.objectives import PositiveL2
 from cebm.recipes import TRIALS
 from cebm.report import write_report
-from cebm.report.charts import Chart, Series, heat_map, number, thinned, tick_labels, ticks
 from cebm.report.page import guesses, information_words, learning_charts
 from cebm.report.records import Run, grouped, interval_of, verdict
-from cebm.report.scenes import Moment, frames_of, landscape, moments_of_scene
+from cebm.report.scenes import Moment, landscapes, moments_of_scene
 from cebm.runs import Job, load_metrics, read_record, resume, train
 from cebm.samplers import MALA, Langevin
 from cebm.settings import StorageError
 from cebm.storage import row_line, write_document
+from cebm.studio import search
+from cebm.studio.leaf import bundled
 from cebm.tasks import Forks, GymnasiumTask, ParticleTask
 from cebm.units import Relative
 
@@ -174,9 +176,18 @@ def page(tmp_path: Path, *runs: Path) -> str:
 
 def scenes(html: str) -> list[dict[str, Any]]:
     """What the page's script draws."""
-    found = re.search(r"const SCENES = (.*);\n", html)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
     assert found is not None
     return json.loads(found[1])
+
+
+def unpack(array: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(array["f32"]), "<f4").reshape(array["shape"])
+
+
+def marked(scene: dict[str, Any]) -> list[str]:
+    """The first mark of every panel."""
+    return [panel["picture"]["marks"][0]["kind"] for panel in scene["landscape"]["panels"]]
 
 
 def heading(html: str) -> str:
@@ -230,8 +241,9 @@ def test_page_is_self_contained_and_small(run: Path, html: str) -> None:
     links = Links()
     links.feed(html)
     assert links.found and all(link.startswith(("#", "data:")) for link in links.found)
-    for forbidden in ("http://", "https://", "@import", "url(", "fetch(", "XMLHttpRequest"):
+    for forbidden in ("http://", "https://", "@import", "fetch(", "XMLHttpRequest"):
         assert forbidden not in html
+    assert not re.search(r"url\((?!#)", html)  # a clip's own name is no address
     assert len(html) < 3_000_000
     assert str(run.parent) not in html  # no machine paths
 
@@ -388,7 +400,7 @@ def test_hostile_names_are_escaped(copied: Path, tmp_path: Path) -> None:
     html = page(tmp_path, renamed)
     links = Links()
     links.feed(html)
-    assert links.tags.count("script") == 1 and "img" not in links.tags
+    assert links.tags.count("script") == 2 and "img" not in links.tags
     assert "<b onclick" not in html
     assert scenes(html)[0]["label"] == hostile
     assert heading(html).startswith(hostile)
@@ -402,7 +414,7 @@ def test_explicit_policies_have_a_landscape_without_motion(name: str, tmp_path: 
     train(small_job(name, task=SHORT, steps=10), tmp_path / "run")
     (scene,) = scenes(page(tmp_path, tmp_path / "run"))
     assert not scene["landscape"]["moves"] and scene["landscape"]["steps"] == [0]
-    assert all(len(panel["dots"][0]) == 1 for panel in scene["landscape"]["panels"])
+    assert all(panel["moves"]["states"]["shape"] == [1, 1, 2] for panel in scene["landscape"]["panels"])
     assert "explicit" in scene["landscape"]["caption"]
     assert len(scene["episodes"]["episodes"]) == 12
 
@@ -467,8 +479,10 @@ def test_demonstrations_alone(columns: int, tmp_path: Path) -> None:
     assert scene["episodes"] is None and "There are no roll-outs" in scene["why"]
     assert heading(html).startswith("ibc, demonstrations from arm.npz: on validation pairs the action is ")
     assert len(scene["landscape"]["panels"]) == 4
-    assert all(("curve" in panel) == (columns == 1) for panel in scene["landscape"]["panels"])
-    assert all(panel["marks"][0]["kind"] == "demonstrated" for panel in scene["landscape"]["panels"])
+    pictures = [panel["picture"] for panel in scene["landscape"]["panels"]]
+    assert all(len(picture["energies"]["shape"]) == min(columns, 2) for picture in pictures)
+    assert all((picture["density"] is not None) == (columns == 1) for picture in pictures)
+    assert marked(scene) == ["demonstrated"] * 4
     assert ("slice" in scene["landscape"]["caption"]) == (columns > 2)
     assert drawn(html, tmp_path / "node", "#frame=0")["problems"] == []
     changed = Demonstrations.from_arrays(obs + 1, actions, np.arange(20, 201, 20))
@@ -549,7 +563,7 @@ def test_a_users_task_has_curves_and_landscapes_on_validation_pairs(line_run: Pa
     assert line["text"][str(best["step"])] == f"{expected[0]} ({expected[1]} to {expected[2]})"
     (scene,) = scenes(html)
     assert scene["episodes"] is None and "LineTask could not play them" in scene["why"]
-    assert [panel["marks"][0]["kind"] for panel in scene["landscape"]["panels"]] == ["demonstrated"] * 4
+    assert marked(scene) == ["demonstrated"] * 4
     seen = drawn(html, tmp_path / "node")
     assert seen["problems"] == [] and seen["ready"] == "true" and all(seen["captions"])
     assert seen["chain"] == {"shown": True, "button": False, "label": "after step 1 of 1"}
@@ -583,7 +597,7 @@ def test_a_users_scene_with_success_beside_the_metric(tmp_path: Path) -> None:
     (scene,) = scenes(html)
     assert scene["episodes"]["caption"].endswith("the expert in 1. The hole is at 0.3.")
     (panel,) = scene["landscape"]["panels"]
-    assert panel["title"] == "Only moment" and panel["marks"][0]["kind"] == "hole"
+    assert panel["title"] == "Only moment" and marked(scene) == ["hole"]
     seen = drawn(html, tmp_path / "node", "", "buttons")
     assert seen["problems"] == [] and "hole" in seen["keys"] and seen["small"] == 1 and seen["stage"] == 3
     assert not seen["episode"]["button"]
@@ -618,7 +632,7 @@ def test_a_users_way_to_act(acting: Any, moves: bool, tmp_path: Path) -> None:
         assert "per action" not in scene["episodes"]["caption"] and ">SecondBest<" in html
         policy = load(tmp_path / "run" / "best")
         obs = np.zeros(policy.obs_box.dim, np.float32)
-        assert isinstance(policy.acting, SecondBest) and frames_of(policy, obs).chosen >= 0
+        assert isinstance(policy.acting, SecondBest) and search(policy, obs).chosen >= 0
     seen = drawn(html, tmp_path / "node")
     assert seen["problems"] == [] and seen["chain"]["button"] == moves == seen["chain"]["shown"]
     assert "chosen" in seen["keys"] and "mean energy" in seen["notes"][0]
@@ -761,26 +775,34 @@ def test_a_guess_says_so_in_words(line_run: Path, run: Path, tmp_path: Path) -> 
 def test_frames_are_the_states_behind_the_action(acting: Any, run: Path) -> None:
     policy = replace(load(run / "best"), acting=acting)
     obs = torch.rand(1, policy.obs_box.dim)
-    search = frames_of(policy, obs)
-    chosen = policy.act_box.denormalise(search.action).clamp(*policy.limits)
-    torch.testing.assert_close(chosen, policy.act(obs)[0], rtol=0, atol=0)
+    moves = search(policy, obs, frames=26)
+    np.testing.assert_array_equal(moves.action, policy.act(obs)[0])
     found = acting.search(policy.problem(obs))
-    assert search.chosen == int(found.chosen[0])
-    torch.testing.assert_close(search.states[-1], found.actions[0], rtol=0, atol=0)
+    assert moves.chosen == int(found.chosen[0])
+    np.testing.assert_array_equal(moves.states[-1], found.actions[0])
     if isinstance(acting, Search):  # every frame is a state of the search
         passed = dict(acting.states(policy.problem(obs)))
-        assert search.steps[0] == 0 and search.steps[-1] == acting.sampler.steps
-        for step, state in zip(search.steps[:-1], search.states[:-1], strict=False):
-            torch.testing.assert_close(state, passed[step][0], rtol=0, atol=0)
+        assert moves.steps[0] == 0 and moves.steps[-1] == acting.sampler.steps
+        for step, state in zip(moves.steps[:-1], moves.states[:-1], strict=False):
+            np.testing.assert_array_equal(state, passed[step][0])
     else:
-        assert search.steps == [0]
+        assert moves.steps == [0]
 
 
-def test_the_lowest_is_chosen_by_default(run: Path) -> None:
+def test_the_panels_are_the_search_that_acts(run: Path) -> None:
+    """The lowest candidate is chosen by default, and what the page gets is what the policy did."""
     policy = load(run / "best")
-    search = frames_of(policy, torch.rand(1, policy.obs_box.dim))
-    assert search.steps == list(range(11)) and all(state.shape == (64, 2) for state in search.states)
-    assert search.chosen == int(search.problem.energies(search.states[-1][None]).argmin())
+    moments = [Moment(f"{i}", torch.rand(policy.obs_box.dim).double().numpy()) for i in range(2)]
+    found = landscapes(policy, moments)
+    assert found["steps"] == list(range(11)) and found["lowest"] and found["moves"]
+    for moment, panel in zip(moments, found["panels"], strict=True):
+        moves = search(policy, moment.obs)
+        assert moves.states.shape == (11, 64, 2) and moves.chosen == moves.energies[-1].argmin()
+        np.testing.assert_allclose(unpack(panel["moves"]["states"]), moves.states, atol=1e-6)
+        np.testing.assert_allclose(panel["picture"]["action"], policy.act(moment.obs), rtol=1e-6)
+        energies = unpack(panel["picture"]["energies"])
+        assert min(energies.min(), min(panel["moves"]["lowest"])) == pytest.approx(0, abs=1e-5)
+        assert energies.min() >= -1e-5
 
 
 def test_a_landscape_of_relative_actions_marks_raw_places(generator: torch.Generator) -> None:
@@ -788,18 +810,17 @@ def test_a_landscape_of_relative_actions_marks_raw_places(generator: torch.Gener
     policy = fit(obs.numpy(), (obs + 1).numpy(), steps=2, relative=Relative((0, 1), (0, 1), 4.0), trial="mdn")
     at = obs[0].double().numpy()
     marks = [("demonstrated", [float(at[0] + 2), float(at[1] - 1)], 1.0), ("goal", [float(at[0] + 2)], 0.0)]
-    drawn = landscape(policy, [Moment("One", at, marks)])["panels"][0]
-    limit = policy.act_box.limit
+    drawn = landscapes(policy, [Moment("One", at, marks)])["panels"][0]["picture"]
     for mark in drawn["marks"]:
-        assert mark["x"] == pytest.approx((2 / 4 / limit + 1) / 2 * 1000, abs=0.2)
-    assert drawn["marks"][0]["y"] == pytest.approx(1000 - (-1 / 4 / limit + 1) / 2 * 1000, abs=0.2)
-    np.testing.assert_allclose([float(each) for each in drawn["chosen"]], policy.act(at), rtol=1e-2)
+        assert mark["x"] == pytest.approx(2 / 4, abs=1e-3)
+    assert drawn["marks"][0]["y"] == pytest.approx(-1 / 4, abs=1e-3)
+    np.testing.assert_allclose(drawn["action"], policy.act(at), rtol=1e-5)
 
 
 def test_long_chains_show_some_frames(run: Path) -> None:
     policy = replace(load(run / "best"), acting=Search(MALA(steps=100), 8))
-    search = frames_of(policy, torch.zeros(1, policy.obs_box.dim))
-    assert search.steps[0] == 0 and search.steps[-1] == 100 and len(search.states) == len(search.steps) == 26
+    moves = search(policy, torch.zeros(1, policy.obs_box.dim), frames=26)
+    assert moves.steps[0] == 0 and moves.steps[-1] == 100 and len(moves.states) == len(moves.steps) == 26
 
 
 def test_outcomes_on_the_page_are_those_of_the_paths(html: str) -> None:
@@ -817,22 +838,15 @@ def test_outcomes_on_the_page_are_those_of_the_paths(html: str) -> None:
     assert data["successes"] == sum(episode["success"] for episode in data["episodes"])
 
 
-def test_png_holds_the_values() -> None:
-    values = np.linspace(0.0, 4.0, 12).reshape(3, 4)
-    values[2, 3] = 99.0
-    content = base64.b64decode(heat_map(values, 0.0, 4.0).removeprefix("data:image/png;base64,"))
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    chunks, place = {}, 8
-    while place < len(content):
-        length = int.from_bytes(content[place : place + 4])
-        kind, data = content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
-        assert int.from_bytes(content[place + 8 + length : place + 12 + length]) == zlib.crc32(kind + data)
-        chunks[kind] = data
-        place += 12 + length
-    assert list(chunks) == [b"IHDR", b"PLTE", b"IDAT", b"IEND"]
-    pixels = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(3, 5)
-    np.testing.assert_allclose(pixels[:, 1:], 255 * np.sqrt(np.minimum(values / 4, 1)), atol=0.51)
-    assert len(chunks[b"PLTE"]) == 3 * 256
+def test_one_script_holds_all_modules() -> None:
+    script = bundled("take")
+    assert "import {" not in script and "\nexport " not in script
+    order = [script.index(f"modules.{name} = ") for name in ("numbers", "svg", "draw", "plane", "landscape", "take")]
+    assert order == sorted(order)
+    with pytest.raises(ValueError, match=r"no module nowhere\.js"):
+        bundled("nowhere")
+    with pytest.raises(ValueError, match=r"main\.js imports in a way"):
+        bundled("main")
 
 
 # ---------------------------------------------------------------------------------------------- charts
@@ -872,7 +886,7 @@ def test_bands_stop_where_nothing_is_known() -> None:
 
 
 def test_light_and_dark_have_the_same_colours(html: str) -> None:
-    light, dark = re.findall(r":root \{(.*?)\}", html, re.DOTALL)
+    light, dark = re.findall(r":root[^{]*\{(.*?)\}", html, re.DOTALL)
     names = [set(re.findall(r"(--[a-z]+):", block)) for block in (light, dark)]
     assert names[0] == names[1] and "@media screen and (prefers-color-scheme: dark)" in html
     assert set(re.findall(r"var\((--[a-z]+)\)", html)) <= names[0]
@@ -885,50 +899,49 @@ def test_script_draws_the_numbers(html: str, tmp_path: Path) -> None:
     assert seen["chain"] == {"shown": True, "button": True, "label": "after step 3 of 10"}
     assert seen["episode"]["label"] == "control step 20 of 50"
     (scene,) = scenes(html)
-    for panel, dots in zip(scene["landscape"]["panels"], seen["dots"], strict=True):
-        ring, core, places = dots[-2], dots[-1], panel["dots"][3]
-        assert ring == core == places[0] and dots[:-2] == places[1:]
+    for panel, circles in zip(scene["landscape"]["panels"], seen["circles"], strict=True):
+        limit, chosen = panel["picture"]["limit"], panel["moves"]["chosen"]
+        # The picture has a side of 952 in the test's canvas of 1000; circles of 3 are candidates, of 7 the chosen one.
+        states = unpack(panel["moves"]["states"])[3]
+        places = [(40 + (x / limit + 1) * 476, 6 + (1 - y / limit) * 476) for x, y in states]
+        small = [circle[:2] for circle in circles if circle[2] == 3]
+        np.testing.assert_allclose(sorted(small), sorted(places), atol=1e-2)
+        (ring,) = {tuple(circle[:2]) for circle in circles if circle[2] == 7}
+        np.testing.assert_allclose(ring, places[chosen], atol=1e-2)
     assert drawn(html, tmp_path, "", "buttons")["problems"] == []
     # And a number that is none would be seen.
     assert drawn(html.replace('"radius": 0.05', '"radius": "x"'), tmp_path)["problems"]
 
 
-def browse(url: str, profile: Path) -> tuple[str, str]:
-    """The document after its script has run, and what Chromium logged."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command += [f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=2000"]
-    done = subprocess.run([*command, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, done.stderr
-
-
 def test_page_runs_in_chromium(html: str, tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-    # A pointer over the first chart, then the document as it is.
-    hover = """<script>
-    const chart = document.querySelector("svg.chart"), box = chart.getBoundingClientRect();
-    chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right, clientY: box.top }));
-    </script></body>"""
-    report.write_text(html.replace("</body>", hover))
-    dom, log = browse(f"{report.as_uri()}#frame=3&time=20", tmp_path / "profile")
-    assert "CONSOLE" not in log
-    assert 'data-ready="true"' in dom
-    assert dom.count('class="chart heat"') == 4 and dom.count("<image ") == 5  # four panels and the colour bar
-    assert len(re.findall(r'class="small( failed)?"', dom)) == 12
-    assert dom.count("<svg") > 8 + 4 + 12 + 3
-    assert "<div>step 20</div>" in dom
-    assert "after step 3 of 10" in dom and "control step 20 of 50" in dom
-    # The dots of frame 3 are where the numbers say.
-    (scene,) = scenes(html)
-    for panel in scene["landscape"]["panels"]:
-        x, y = panel["dots"][3][5]
-        assert re.search(rf'cx="{x}" cy="{y}"', dom)
-
-    # And an error would be seen.
-    broken = tmp_path / "broken.html"
+    """It draws, asks nobody for anything, and fits narrow windows, in light and dark; and an error would be seen."""
+    driver = pytest.importorskip("browser", reason="the browser is driven over a websocket: pip install 'cebm[serve]'")
+    if driver.chromium() is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    report, broken = tmp_path / "report.html", tmp_path / "broken.html"
+    report.write_text(html)
     broken.write_text(html.replace("document.body.dataset.ready", "document.boody.dataset.ready"))
-    dom, log = browse(broken.as_uri(), tmp_path / "profile")
-    assert "CONSOLE" in log and 'data-ready="true"' not in dom
+    with driver.browser() as browser:
+        for width, dark in ((1200, False), (800, True), (400, False)):
+            browser.look(width, 900, dark=dark)
+            browser.open(f"{report.as_uri()}#frame=3&time=20", "document.body?.dataset.ready === 'true'")
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            colours = browser.run(
+                "[...document.querySelectorAll('#panels canvas')].map((canvas) => new Set(canvas.getContext('2d')"
+                ".getImageData(0, 0, canvas.width, canvas.height).data).size)"
+            )
+            assert len(colours) == 4 and min(colours) > 50
+            across = browser.run(
+                "new Set([...document.querySelectorAll('#panels figure')].map((each) => each.offsetLeft)).size"
+            )
+            assert across == (4 if width == 1200 else 2)
+        labels = browser.run("[...document.querySelectorAll('.player output')].map((each) => each.textContent)")
+        assert labels[:2] == ["after step 3 of 10", "control step 20 of 50"]
+        browser.run("""(() => { const chart = document.querySelector("svg.chart"), box = chart.getBoundingClientRect();
+            chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right, clientY: box.top })); })()""")
+        assert browser.run("document.querySelector('#tip').firstChild.textContent") == "step 20"
+        assert browser.errors == []
+        assert {url.split(":")[0] for url in browser.requests} <= {"file", "data", "about"}
+        browser.call("Page.navigate", url=broken.as_uri())
+        browser.until("document.readyState === 'complete'")
+        assert browser.errors and browser.run("document.body.dataset.ready") is None

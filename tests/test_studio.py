@@ -36,11 +36,15 @@ from cebm.studio import (
     controls_of,
     formulations,
     landscape,
+    log_densities,
     moved,
     open_subject,
+    principal,
+    rolled,
     search,
     window_of,
     with_values,
+    write_view,
 )
 from cebm.studio.landscape import at_level, energies_of
 from cebm.studio.search import certificate_words, standing
@@ -106,6 +110,53 @@ def test_a_landscape_holds_the_other_coordinates_where_it_is_told() -> None:
     policy = bowls()
     low, high = (landscape(policy, [0.0, 0.0], (0,), 8, held=[0.0, up]).energies for up in (-0.5, 0.5))
     assert low.argmin() < 4 <= high.argmin()
+
+
+class Slanted(Bowls):
+    """(y₀ + y₁ + y₂)²/2 + |y|²/2."""
+
+    def energies(self, context: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return 0.5 * actions.sum(-1).square() + 0.5 * actions.square().sum(-1)
+
+
+def test_a_landscape_is_minimised_over_the_other_coordinates() -> None:
+    """E(a, y₁, y₂) is lowest at y₁ = y₂ = t with 3t + a = 0, where it is (a + 2t)²/2 + (a² + 2t²)/2."""
+    boxes = Box.from_bounds([-2.0, -2.0], [2.0, 2.0]), Box.from_bounds([-1.0] * 3, [1.0] * 3)
+    policy = EnergyPolicy(Slanted(act_dim=3), *boxes, Search(Langevin("ibc", steps=5, noise=0.01), candidates=32))
+    held = landscape(policy, [0.0, 0.0], (0,), 20, held=[0.0, 0.9, -0.3])
+    found = landscape(policy, [0.0, 0.0], (0,), 20, held=[0.0, 0.9, -0.3], minimised=True)
+    a = found.places
+    exact = 0.5 * (a / 3) ** 2 + 0.5 * (a**2 + 2 * (a / 3) ** 2)
+    assert (found.energies >= exact - 1e-5).all() and (found.energies <= held.energies + 1e-6).all()
+    np.testing.assert_allclose(found.energies, exact, atol=0.01)
+    assert np.abs(held.energies - exact).min() > 0.1
+
+
+def test_principal_directions_are_those_of_the_data(generator: torch.Generator) -> None:
+    """Three columns that vary along (1, 1, −1) and, less, along (1, −1, 0)."""
+    energy = MLP().build(Specification.flat(2, 3), generator)
+    box = Box.from_bounds([-1.0] * 3, [1.0] * 3)
+    policy = EnergyPolicy(energy, Box.from_bounds([0.0] * 2, [1.0] * 2), box, Search(candidates=4))
+    draws = torch.randn(400, 2, generator=generator).numpy() * [0.3, 0.1]
+    actions = draws @ np.array([[1, 1, -1], [1, -1, 0]]) / 3
+    data = cebm.Demonstrations.from_arrays(np.zeros((400, 2)), actions, [400])
+    weights = principal(Subject("three", policy, demonstrations=data))
+    cosines = np.abs(weights @ np.array([[1, 1, -1], [1, -1, 0]]).T) / np.linalg.norm(weights, axis=1)[:, None]
+    np.testing.assert_allclose(cosines / np.sqrt([3, 2]), np.eye(2), atol=0.2)
+    np.testing.assert_allclose(np.abs(weights).sum(1), 1)
+    found = landscape(policy, [0.5, 0.5], points=5, directions=weights)
+    problem = policy.problem([0.5, 0.5])
+    for index in np.ndindex(5, 5):
+        place = found.held + 0
+        for row, i in zip(weights, index[::-1], strict=True):
+            place = place + (found.places[i] - place @ row) * row / (row @ row)
+        np.testing.assert_allclose(found.shown(place), found.places[list(index[::-1])], atol=1e-9)
+        expected = float(problem.energies(torch.tensor(place, dtype=torch.float32)[None, None]))
+        assert found.energies[index] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ValueError, match="orthogonal"):
+        landscape(policy, [0.5, 0.5], directions=[[1, 0, 0], [1, 1, 0]])
+    with pytest.raises(ValueError, match="needs no principal"):
+        principal(Subject("two", bowls()))
 
 
 def test_levels_change_the_landscape_of_an_energy_that_has_them(generator: torch.Generator) -> None:
@@ -207,6 +258,7 @@ def test_two_policies_are_compared_at_the_same_actions() -> None:
     first = bowls()
     same = compare(first, bowls(), [0.0, 0.0], points=16)
     assert same.distance == pytest.approx(0, abs=1e-6) and np.abs(same.difference).max() < 1e-4
+    np.testing.assert_allclose(same.other, same.first.shown(same.first.held), atol=1e-5)
     narrow = compare(first, bowls(width=0.05), [0.0, 0.0], points=16)
     assert narrow.distance > 0.2
     p, q = narrow.first.density, narrow.second.density
@@ -214,6 +266,18 @@ def test_two_policies_are_compared_at_the_same_actions() -> None:
     assert narrow.difference[i] == pytest.approx(np.log(p[i] / q[i]), abs=1e-5)
     with pytest.raises(ValueError, match="different columns"):
         compare(first, bowls(act_dim=1), [0.0, 0.0])
+
+
+def test_log_densities_of_both_choices() -> None:
+    """Two bowls of unit mass: 2π w² each, so log p at a minimum is −log(2 · 2π w²), per unit of data 5 times 5."""
+    wide, narrow = bowls(), bowls(width=0.05)
+    obs = [0.0, 0.0]
+    action = wide.act_box.denormalise(torch.tensor([[0.5, 0.5]]))[0].numpy()
+    found = log_densities([wide, narrow], obs, action)
+    for each, width in zip(found, (0.15, 0.05), strict=True):
+        assert each is not None
+        exact = -np.log(2 * 2 * np.pi * width**2) - float(wide.act_box.scale.log().sum())
+        assert each[0] == pytest.approx(exact, abs=max(0.02, 5 * each[1]))
 
 
 def test_moving_a_column_moves_all_frames(generator: torch.Generator) -> None:
@@ -267,6 +331,32 @@ def test_a_run_brings_its_task_and_observations(run: Path) -> None:
     for episode, step in ((99, 0), (0, 99), (-1, 0), (0, -1)):
         with pytest.raises(ValueError, match="must be between"):
             window_of(subject, episode, step)
+
+
+def test_a_fresh_roll_out_is_what_the_policy_sees_and_does(run: Path) -> None:
+    subject = open_subject(run)
+    data, row = rolled(subject, 5)
+    assert data.episodes == 1 and data.steps == ParticleTask().steps and "success" in row
+    again, _ = rolled(subject, 5)
+    np.testing.assert_array_equal(data.obs, again.obs)
+    assert not np.allclose(data.obs[0], rolled(subject, 6)[0].obs[0])
+    # The agent moves towards what was done: the particle follows its set-point.
+    obs, action = window_of(subject, 0, 0, data)
+    assert ((data.obs[1, :2] - obs[:2]) * (action - obs[:2]) > 0).all()
+    with pytest.raises(ValueError, match="has no task"):
+        rolled(Subject("bowls", bowls()), 0)
+
+
+def test_a_view_stands_alone(run: Path, tmp_path: Path) -> None:
+    subject = open_subject(run)
+    obs = window_of(subject, 0, 0)[0]
+    html = write_view(subject, obs, tmp_path / "view.html", seed=1, points=12, python="print(1)").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html)[1])  # type: ignore[index]
+    mine, moves = landscape(subject.policy, obs, points=12), search(subject.policy, obs, seed=1)
+    np.testing.assert_allclose(unpack(data["landscape"]["energies"]), mine.energies, rtol=1e-5)
+    np.testing.assert_allclose(unpack(data["moves"]["states"]), moves.states[:, :500], atol=1e-6)
+    assert [mark["kind"] for mark in data["landscape"]["marks"]] == ["goal 1", "goal 2", "agent"]
+    assert "http" not in html and "import {" not in html and "print(1)" in html and "agent x" in html
 
 
 def test_progress_follows_the_files_of_a_run(run: Path, tmp_path: Path) -> None:
@@ -330,7 +420,18 @@ def test_the_numbers_on_the_page_are_those_of_the_library(server: StudioServer, 
     status, found = ask(server, "moment", {"obs": obs, "step": 8, "points": 8})
     older = landscape(Progress(run).policy_at(8), obs, points=8)
     np.testing.assert_allclose(unpack(found["energies"]), older.energies, rtol=1e-5, atol=1e-5)
-    assert ask(server, "training")[1]["checkpoints"] == [12, 8]
+    status, found = ask(server, "training", {"curve": "evaluation: success"})
+    assert found["checkpoints"] == [12, 8] and "loss" in found["curves"] and 'class="curve"' in found["chart"]
+    assert found["curve"] == "loss"  # one evaluation makes no curve
+    played, _ = rolled(open_subject(run), 7)
+    assert ask(server, "roll", {"episode": 7})[1]["steps"] == played.steps
+    status, found = ask(server, "observation", {"source": "rolled", "episode": 7, "step": 3})
+    np.testing.assert_array_equal(found["obs"], played.obs[3])
+    rows = ask(server, "densities", {"obs": obs, "other": 0})[1]["rows"]
+    value = policy.log_prob(np.array([obs]), policy.act(obs)[None])
+    assert rows[0] == rows[1] and rows[0][0][0] == pytest.approx(float(value.value[0]), abs=1e-5)
+    html = ask(server, "leaf", {"obs": obs, "points": 16, "palette": "cividis"})[1]["html"]
+    assert "picture = landscape(policy" in html and "moves = search(policy" in html
 
 
 def test_the_lines_that_are_taken_away_give_the_same_picture(server: StudioServer) -> None:
@@ -405,6 +506,13 @@ def test_other_names_and_other_pages_are_refused(server: StudioServer) -> None:
         ("landscape", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "level": 1}', "no noise levels"),
         ("landscape", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "held": [1]}', "held must be 2"),
         ("landscape", '{"subject": 5}', "subject must be between"),
+        ("landscape", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "minimised": 1}', "minimised must be"),
+        ("landscape", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "principal": true}', "needs no principal"),
+        ("landscape", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "demonstrated": ["x"]}', "demonstrated must be"),
+        ("leaf", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "palette": "<script>"}', "palette must be"),
+        ("roll", '{"episode": -1}', "episode must be between"),
+        ("roll", '{"subject": 1, "episode": 0}', "no task to act in"),
+        ("densities", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "other": 1}', "cannot be compared"),
         ("search", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "way": "os.system"}', "way must be"),
         ("search", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "values": {"candidates": 100000000}}', "too many"),
         ("search", '{"obs": [0, 0, 0, 0, 0, 0, 0, 0], "values": {"__class__": 1}}', "no setting"),

@@ -2,22 +2,35 @@
 
 import math
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from cebm import __version__
+from cebm.charts import (
+    BLACK,
+    BLUE,
+    DASHED,
+    DOTTED,
+    GREEN,
+    GREY,
+    SKY,
+    VERMILLION,
+    WIDE,
+    Chart,
+    Series,
+    duration,
+    number,
+)
 from cebm.loading import load
 from cebm.report import records, tables
-from cebm.report.charts import BLACK, BLUE, DASHED, DOTTED, GREEN, GREY, SKY, VERMILLION, Chart, Series, number, png_uri
 from cebm.report.records import SUCCESS, Group, Run, grouped, in_words, interval_of, value_of
-from cebm.report.scenes import DOTS, episodes_of, film_of, landscape, moments_of_data, moments_of_scene
+from cebm.report.scenes import DOTS, episodes_of, film_of, landscapes, moments_of_data, moments_of_scene
 from cebm.storage import write_atomically
+from cebm.studio.leaf import bundled
 
-WIDE = (556, 270)
-"""Size of a chart of which two fill a row."""
 MOST_SCENES = 6
 """Settings whose policy is loaded and drawn; the others appear in curves and tables only."""
 MOST_COLUMNS = 4
@@ -33,7 +46,8 @@ def write_report(runs: list[Path], out: Path) -> Path:
     if not runs:
         raise ValueError("a report needs at least one run directory")
     groups = grouped([Run.read(Path(run)) for run in runs])
-    loader = jinja2.PackageLoader("cebm", "report")
+    # The colours, and the looks of charts, are the studio's.
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader("cebm", "report"), jinja2.PackageLoader("cebm.studio", "page")])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
     environment.filters["bound"] = lambda text: text.replace(" %", "\u00a0%")  # a line never begins with the sign
@@ -63,7 +77,7 @@ def context(groups: list[Group]) -> dict[str, Any]:
         "information_words": information_words(groups),
         "scenes": scenes,
         "undrawn": [group.label for group in groups[MOST_SCENES:]],
-        "colour_bar": colour_bar(),
+        "script": bundled("report", files("cebm.report")),
         "evaluations": evaluations(groups),
         "unevaluated": [run.path.name for group in groups for run in group.runs if run.evaluation is None],
         "different": tables.settings(groups, differing=True),
@@ -91,12 +105,6 @@ def tiles(group: Group) -> list[tuple[str, str]]:
     if (latency := value_of(first.evaluation, "action_ms_p50")) is not None:
         result.append((f"{number(latency)} ms", "median time for an action"))
     return result
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 # ---------------------------------------------------------------------------------------------- the charts
@@ -339,7 +347,7 @@ def scene(group: Group) -> dict[str, Any]:
     if not moments:
         moments = moments_of_data(policy, run)
         where = "one observation" if len(moments) == 1 else f"{len(moments)} validation pairs"
-    result["landscape"] = landscape(policy, moments)
+    result["landscape"] = landscapes(policy, moments)
     result["landscape"]["caption"] = landscape_caption(result["landscape"], where)
     return result
 
@@ -373,8 +381,3 @@ def episodes_caption(data: dict[str, Any]) -> str:
         f"The best checkpoint succeeds in {data['successes']} of the first {len(data['episodes'])} held-out "
         f"episodes{effort}, the expert in {data['expert_successes']}. {data['note']}"
     )
-
-
-def colour_bar() -> str:
-    """The colour scale, from dark to bright."""
-    return png_uri(np.arange(256, dtype=np.uint8)[None])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cebm.report.charts import COLOURS, DASHED, DOTTED, Series, number
+from cebm.charts import COLOURS, DASHED, DOTTED, Series, number
 from cebm.report.tables import settings_of, short_name, shown
 from cebm.runs import EXPERT_EPISODES, Job, Material, load_job, load_metrics, material_of, read_record
 from cebm.selection import score

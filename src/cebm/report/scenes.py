@@ -1,27 +1,29 @@
-"""Pictures of a policy at work, as numbers for the page to draw: its energy over the actions with the candidates that
-its search goes through, and the episodes that its task shows."""
+"""Pictures of a policy at work, as plain data for the page's modules: the studio's landscapes and searches at some
+moments, and the episodes that the task shows."""
 
+import base64
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, UInt8
 
-from cebm.acting import Problem
+from cebm.charts import BLACK, DASHED, DOTTED, GREEN, ORANGE, Chart, Series, number
 from cebm.evaluation import evaluate
 from cebm.policy import EnergyPolicy
-from cebm.report.charts import Value, heat_map, number, picture_uri, tick_labels, ticks
 from cebm.report.records import Run
 from cebm.runner import Runner
+from cebm.studio.drawn import Mark, drawn_landscape, drawn_moves
+from cebm.studio.landscape import Landscape, landscape
+from cebm.studio.search import Moves, search
 from cebm.tasks import TEST_SEED, Task
 
-UNIT = 1000
-"""Panels are squares of this many units."""
-GRID, DOTS, FRAMES = 96, 80, 26
+GRID, DOTS, FRAMES = 72, 80, 26
 """Points along a side of a landscape, candidates and frames that are drawn of a search, at most."""
 PICTURES, STRIP, PICTURE_SIDE = 30, 6, 160
 """Pictures of an animation and of a strip, and the pixels of their longer side, at most: the page holds them all."""
@@ -40,202 +42,67 @@ class Moment:
     title: str
     obs: Float[np.ndarray, " window"]
     """As the policy takes it, history included."""
-    marks: Sequence[tuple[str, Sequence[Value], Value]] = ()
-    """Kind, place and radius of what to mark, in action units."""
-
-
-# ---------------------------------------------------------------------------------------------- the search
-
-
-@dataclass(frozen=True)
-class Frames:
-    """The search behind one call of `policy.act`."""
-
-    problem: Problem
-    """What the search was given."""
-    states: list[Float[Tensor, "candidates act"]]
-    """Candidates, normalised; the last are those that may be chosen, within the limits."""
-    steps: list[int]
-    """The steps of the search after which they stood there; 0: before the first."""
-    chosen: int
-    """The candidate that acts."""
-
-    @property
-    def action(self) -> Float[Tensor, " act"]:
-        """The chosen action, normalised."""
-        return self.states[-1][self.chosen]
-
-
-@torch.no_grad()
-def frames_of(policy: EnergyPolicy, obs: Any) -> Frames:
-    """The search that `policy.act(obs)` does for one observation, by default and without a generator: the start and the
-    state after each step (of a long search, some) where the way to act can show them, otherwise its end alone."""
-    problem = policy.problem(obs)
-    found = policy.acting.search(problem)
-    end, chosen = found.actions[0], int(found.chosen[0])
-    passed: list[tuple[int, Tensor]] = []
-    if hasattr(policy.acting, "states"):
-        # A fresh problem has the same random numbers, so the same search.
-        passed = [(step, actions[0]) for step, actions in policy.acting.states(policy.problem(obs))]
-    alike = passed and all(actions.shape == end.shape for _, actions in passed)
-    if not alike or not torch.equal(problem.clip(passed[-1][1][None])[0], end):  # only true states are shown
-        return Frames(problem, [end], [0], chosen)
-    rows = np.unique(np.linspace(0, len(passed) - 1, min(FRAMES, len(passed))).round().astype(int)).tolist()
-    states = [*(passed[row][1] for row in rows[:-1]), end]
-    return Frames(problem, states, [passed[row][0] for row in rows], chosen)
+    marks: Sequence[Mark] = ()
+    """What to mark."""
 
 
 # ---------------------------------------------------------------------------------------------- the landscape
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One moment, before all panels get a common scale."""
-
-    search: Frames
-    surface: Float[np.ndarray, "rows columns"]
-    """Energies from the lowest on; infinite where there is none."""
-    energies: Float[np.ndarray, "frames candidates"]
-    """Those of the candidates, from the same lowest on."""
-
-    @property
-    def ends_lowest(self) -> bool:
-        """Whether the chosen candidate has the lowest energy at the end."""
-        return bool(self.energies[-1, self.search.chosen] <= self.energies[-1].min())
-
-
-def landscape(policy: EnergyPolicy, moments: Sequence[Moment]) -> dict[str, Any]:
-    """A panel per moment. Energies are counted from each panel's lowest: what an observation adds to all actions
-    alike says nothing about them."""
-    drawn = [_panel(policy, moment) for moment in moments]
+def landscapes(policy: EnergyPolicy, moments: Sequence[Moment]) -> dict[str, Any]:
+    """A panel per moment: the studio's landscape over the first coordinates, and the policy's own search on it.
+    Energies are counted from each panel's lowest: what an observation adds to all actions alike says nothing about
+    them."""
+    found = [_looked(policy, moment) for moment in moments]
+    lows = [_lowest(ground, moves) for ground, moves in found]
     # One scale for all panels. The corners may tower over the rest: the top hundredth shares the brightest colour.
-    tops = [float(np.quantile(known, 0.99)) for each in drawn if len(known := each.surface[np.isfinite(each.surface)])]
-    high = max(tops, default=0.0) or 1.0
-    candidates = max(len(each.search.states[-1]) for each in drawn)
-    frames = min(len(each.search.steps) for each in drawn)
-    if any(len(each.search.steps) != frames for each in drawn):  # a search may end early: then its end alone
-        drawn = [_end_of(each) for each in drawn]
+    surfaces = [
+        ground.energies[np.isfinite(ground.energies)] - low for (ground, _), low in zip(found, lows, strict=True)
+    ]
+    high = max((float(np.quantile(each, 0.99)) for each in surfaces if len(each)), default=0.0) or 1.0
+    steps = found[0][1].steps
+    if any(moves.steps != steps for _, moves in found):  # a search may end early: then its end alone
+        found = [(ground, _end_of(moves)) for ground, moves in found]
+        steps = [0]
+    candidates = max(moves.states.shape[1] for _, moves in found)
     return {
+        "panels": [
+            {
+                "title": moment.title,
+                "picture": drawn_landscape(policy, ground, moment.obs, _names(ground), moment.marks, low),
+                "moves": drawn_moves(moves, ground, DOTS, low, histograms=False),
+            }
+            for moment, (ground, moves), low in zip(moments, found, lows, strict=True)
+        ],
         "flat": policy.act_box.dim == 1,
-        "panels": [_drawing(policy, moment, each, high) for moment, each in zip(moments, drawn, strict=True)],
-        "steps": drawn[0].search.steps,
-        "axes": _axes(policy, high),
-        "scale": [[math.sqrt(v / high), text] for v, text in _marks(0.0, high, 5)],
-        "moves": len(drawn[0].search.steps) > 1,
+        "span": [0.0, high],
+        "steps": steps,
+        "moves": len(steps) > 1,
         "candidates": candidates,
         "explicit": candidates == 1 and policy.energy.explicit,
-        "lowest": all(each.ends_lowest for each in drawn),
+        "lowest": all(moves.energies[-1, moves.chosen] <= moves.energies[-1].min() for _, moves in found),
         "act_dim": policy.act_box.dim,
     }
 
 
-def _panel(policy: EnergyPolicy, moment: Moment) -> _Panel:
-    search = frames_of(policy, torch.as_tensor(moment.obs)[None])
-    with torch.no_grad():
-        energies = [search.problem.energies(state[None])[0].double().cpu().numpy() for state in search.states]
-        surface = _surface(policy, search)
-    found = np.concatenate([surface.ravel(), energies[-1][[search.chosen]]])
-    known = found[np.isfinite(found)]
-    lowest = float(known.min()) if len(known) else 0.0
-    return _Panel(search, np.maximum(surface - lowest, 0.0), np.stack(energies) - lowest)
+def _looked(policy: EnergyPolicy, moment: Moment) -> tuple[Landscape, Moves]:
+    moves = search(policy, moment.obs, frames=FRAMES)
+    return landscape(policy, moment.obs, points=GRID, held=moves.states[-1, moves.chosen]), moves
 
 
-def _end_of(panel: _Panel) -> _Panel:
-    search = panel.search
-    return _Panel(Frames(search.problem, search.states[-1:], [0], search.chosen), panel.surface, panel.energies[-1:])
+def _lowest(ground: Landscape, moves: Moves) -> float:
+    found = np.concatenate([ground.energies.ravel(), moves.energies.ravel()])
+    return float(found[np.isfinite(found)].min()) if np.isfinite(found).any() else 0.0
 
 
-def _drawing(policy: EnergyPolicy, moment: Moment, panel: _Panel, high: float) -> dict[str, Any]:
-    """What the page's script gets; the chosen candidate comes first."""
-    search = panel.search
-    others = [i for i in range(len(search.states[-1])) if i != search.chosen]
-    shown = [search.chosen, *others[: DOTS - 1]]
-    places = torch.stack(search.states)[:, shown].cpu().double().numpy()
-    result: dict[str, Any] = {
-        "title": moment.title,
-        "marks": [_mark(policy, search, moment.obs, *mark) for mark in moment.marks],
-        "mean": [number(max(0.0, float(each.mean()))) for each in panel.energies],
-        "chosen": [number(value) for value in _units(policy, search, moment.obs).tolist()],
-    }
-    across = _place(places[..., 0], policy)
-    if policy.act_box.dim == 1:
-        result["curve"] = _curve(panel.surface[0], high)
-        up = UNIT - _height(panel.energies[:, shown], high)
-    else:
-        result["image"] = heat_map(panel.surface, 0.0, high)
-        up = UNIT - _place(places[..., 1], policy)
-    # A candidate that ran away, or whose energy is no number, is drawn beyond the edge.
-    dots = np.nan_to_num(np.stack([across, up], -1), nan=-UNIT, posinf=2 * UNIT, neginf=-UNIT)
-    return result | {"dots": dots.clip(-UNIT, 2 * UNIT).round().astype(int).tolist()}
+def _end_of(moves: Moves) -> Moves:
+    return Moves(
+        [0], moves.states[-1:], moves.energies[-1:], moves.gradients[-1:], moves.changed[:1], moves.chosen, moves.action
+    )
 
 
-def _surface(policy: EnergyPolicy, search: Frames) -> Float[np.ndarray, "rows columns"]:
-    """Energies over the first two dimensions (or the only one), the others at the chosen action."""
-    limit, chosen = policy.act_box.limit, search.action
-    middles = (torch.arange(GRID, device=policy.device, dtype=chosen.dtype) + 0.5) / GRID * 2 - 1
-    if len(chosen) == 1:
-        rows, columns = torch.zeros(1, device=policy.device), torch.linspace(-1, 1, 241, device=policy.device)
-    else:
-        rows, columns = -middles, middles  # the first row of an image is on top
-    points = chosen.repeat(len(rows) * len(columns), 1)
-    points[:, 0] = limit * columns.repeat(len(rows))
-    if len(chosen) > 1:
-        points[:, 1] = limit * rows.repeat_interleave(len(columns))
-    energies = search.problem.energies(points[None])[0].cpu().double().numpy()
-    return energies.reshape(len(rows), len(columns))
-
-
-def _axes(policy: EnergyPolicy, high: float) -> list[list[tuple[Value, str]]]:
-    """Places and labels of the ticks, across and up."""
-    box = policy.act_box
-    low, top = ((box.centre + sign * box.limit * box.scale).tolist() for sign in (-1, 1))
-    axes = [[(_at(v, low[d], top[d]), text) for v, text in _marks(low[d], top[d], 4)] for d in range(min(2, box.dim))]
-    if box.dim == 1:
-        axes.append([(60 + 860 * v / high, text) for v, text in _marks(0.0, high, 5)])
-    return axes
-
-
-def _marks(low: float, high: float, most: int) -> list[tuple[Value, str]]:
-    values = ticks(low, high, most)
-    return list(zip(values, tick_labels(values), strict=True))
-
-
-def _curve(energies: Float[np.ndarray, " points"], high: float) -> str:
-    xs = np.linspace(0, UNIT, len(energies))
-    ys = UNIT - _height(energies, high)
-    return "M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in zip(xs, ys, strict=True))
-
-
-def _height(energy: np.ndarray, high: float) -> np.ndarray:
-    return 60 + 860 * np.minimum(energy / high, 1.08)
-
-
-def _place(normalised: np.ndarray, policy: EnergyPolicy) -> np.ndarray:
-    return (normalised / policy.act_box.limit + 1) / 2 * UNIT
-
-
-def _at(value: Value, low: float, high: float) -> float:
-    return round((value - low) / (high - low) * UNIT, 1)
-
-
-def _mark(
-    policy: EnergyPolicy, search: Frames, obs: Any, kind: str, place: Sequence[Value], radius: Value
-) -> dict[str, Any]:
-    """Where a place in raw actions is in the picture; what it leaves open is as in the chosen action."""
-    box, row = policy.act_box, _units(policy, search, obs)
-    here = list(place)[: len(row)]
-    row[: len(here)] = row.new_tensor(here)
-    seen = torch.as_tensor(np.asarray(obs)).to(policy.device, policy.obs_box.centre.dtype)
-    normalised = policy.units.targets(row.unsqueeze(0), seen.unsqueeze(0))[0].cpu()
-    x, *rest = _place(normalised[: len(here)].double().numpy(), policy).tolist()
-    r = (radius / box.scale[:2].cpu().double() / box.limit / 2 * UNIT).tolist()
-    result = {"kind": kind, "x": round(x, 1), "rx": round(r[0], 1)}
-    return result | {"y": round(UNIT - rest[0], 1), "ry": round(r[1], 1)} if rest else result
-
-
-def _units(policy: EnergyPolicy, search: Frames, obs: Any) -> Float[Tensor, " act"]:
-    """The chosen action in the user's units."""
-    return policy.actions(search.action[None, None], obs)[0, 0].clone()
+def _names(ground: Landscape) -> list[str]:
+    return [f"action {axis}" for axis in ground.axes]
 
 
 # ---------------------------------------------------------------------------------------------- the episodes
@@ -252,7 +119,26 @@ def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] |
     missing = [key for key in SCENE_KEYS if key not in scene]
     if missing:
         raise ValueError(f"the scene of {task.name} lacks {', '.join(missing)}")
-    return {**scene, "candidates": 0, **effort}
+    found = {**scene, "candidates": 0, **effort}
+    found["episodes"] = [{**episode, "chart": distances(scene, episode)} for episode in scene["episodes"]]
+    return found
+
+
+def distances(scene: dict[str, Any], episode: dict[str, Any]) -> str | None:
+    """The chart of an episode's distances to its goals over time; None where it has none."""
+    if "distances" not in episode:
+        return None
+    steps = list(range(scene["steps"] + 1))
+    series = []
+    for goal, colour in enumerate((ORANGE, GREEN)):
+        expert, own = ([at[goal] for at in episode[name]] for name in ("expert_distances", "distances"))
+        series.append(Series(f"goal {goal + 1}, expert", steps, expert, colour, DASHED))
+        series.append(Series(f"goal {goal + 1}", steps, own, colour))
+    radius = Series(f"reached, {scene['radius']:g}", [0, scene["steps"]], [scene["radius"]] * 2, BLACK, DOTTED)
+    chart = Chart(
+        "Distance to the goals", [*series, radius], x_label="control step", limits=(0.0, None), size=(370, 330)
+    )
+    return str(chart.__html__())
 
 
 def film_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any]:
@@ -272,6 +158,19 @@ def film_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any]:
         f"{row['length']} steps{result}, {metric}."
     )
     return {"frames": [picture_uri(each) for each in small], "at": steps, "strip": strip, "caption": caption}
+
+
+def picture_uri(pixels: UInt8[np.ndarray, "rows columns 3"]) -> str:
+    """A PNG in red, green and blue (RFC 2083), as a data URI."""
+    rows, columns = pixels.shape[:2]
+    flat = np.ascontiguousarray(pixels).reshape(rows, -1)
+    scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), flat], 1).tobytes()  # filter 0 on every line
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
 
 
 def _smaller(frame: np.ndarray, times: int) -> np.ndarray:

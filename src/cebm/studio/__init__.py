@@ -6,14 +6,19 @@ One module per panel computes data and needs no browser: `landscape`, `search`, 
 
 from cebm.studio.comparison import Comparison as Comparison
 from cebm.studio.comparison import compare as compare
+from cebm.studio.comparison import log_densities as log_densities
 from cebm.studio.controls import Control as Control
 from cebm.studio.controls import controls_of as controls_of
 from cebm.studio.controls import with_values as with_values
 from cebm.studio.desk import Desk as Desk
 from cebm.studio.landscape import Landscape as Landscape
 from cebm.studio.landscape import landscape as landscape
+from cebm.studio.leaf import view_page as view_page
+from cebm.studio.leaf import write_view as write_view
 from cebm.studio.observation import columns_of as columns_of
 from cebm.studio.observation import moved as moved
+from cebm.studio.observation import principal as principal
+from cebm.studio.observation import rolled as rolled
 from cebm.studio.observation import window_of as window_of
 from cebm.studio.search import Moves as Moves
 from cebm.studio.search import formulations as formulations

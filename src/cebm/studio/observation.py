@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from cebm.demonstrations import Demonstrations
 from cebm.parts import Part
 from cebm.policy import EnergyPolicy
+from cebm.runner import Runner
 from cebm.studio.subject import Subject
 from cebm.tasks import Sketch
+from cebm.tasks.base import Value
 
 MOST_COLUMNS = 64
 """Columns that get a slider; of pictures there are far more."""
@@ -30,10 +33,12 @@ class Column:
     """Where its slider ends."""
 
 
-def window_of(subject: Subject, episode: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """The observation (with its history, flat) and the demonstrated action (with its horizon) at a step of an
-    episode."""
-    data = _data(subject)
+def window_of(
+    subject: Subject, episode: int, step: int, data: Demonstrations | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The observation (with its history, flat) and the action (with its horizon) at a step of an episode of `data`, by
+    default the subject's demonstrations."""
+    data = _data(subject) if data is None else data
     if not 0 <= episode < data.episodes:
         raise ValueError(f"episode must be between 0 and {data.episodes - 1}, got {episode}")
     start, end = int(data.episode_starts[episode]), int(data.episode_ends[episode])
@@ -41,6 +46,39 @@ def window_of(subject: Subject, episode: int, step: int) -> tuple[np.ndarray, np
         raise ValueError(f"step must be between 0 and {end - start - 1} in episode {episode}, got {step}")
     obs, actions = data.windows(subject.policy.history, subject.policy.horizon)[[start + step]]
     return obs[0].astype(np.float64), actions[0].astype(np.float64)
+
+
+def rolled(subject: Subject, seed: int) -> tuple[Demonstrations, dict[str, Value]]:
+    """A fresh roll-out: what the policy sees and does in the first episode of a seed of its task, and the task's row on
+    it. The policy acts as it does by default, with random numbers of this seed."""
+    if subject.task is None:
+        raise ValueError(f"{subject.name} has no task to act in; name one with --task")
+    policy = subject.policy
+    recorder = _Recorder(Runner(policy, generator=torch.Generator(policy.device).manual_seed(seed)))
+    played = subject.task.roll_out(recorder, 1, seed)
+    row = played.rows[0]
+    # Of several side by side, an environment may go on after its end.
+    steps = min(len(recorder.seen), int(row.get("length") or len(recorder.seen)))
+    arrays = (np.stack(recorder.seen[:steps]), np.stack(recorder.done[:steps]), [steps])
+    return Demonstrations.from_arrays(*arrays, source=f"roll-out of seed {seed}"), row
+
+
+class _Recorder:
+    """Hands on what an actor does in one episode, and remembers it."""
+
+    def __init__(self, actor: Runner) -> None:
+        self.actor = actor
+        self.seen: list[np.ndarray] = []
+        self.done: list[np.ndarray] = []
+
+    def reset(self) -> None:
+        self.actor.reset()
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        action = self.actor.act(obs)
+        self.seen.append(np.array(obs[0], np.float64))
+        self.done.append(np.array(action[0], np.float64))
+        return action
 
 
 def first_window(subject: Subject) -> Float[np.ndarray, " window"]:
@@ -108,6 +146,39 @@ def sketch_of(subject: Subject) -> dict[str, Any] | None:
         "downwards": sketch.downwards,
         "places": sketch.places and subject.policy.columns[1] == 2,
     }
+
+
+def marks_of(subject: Subject, obs: Any) -> list[tuple[str, list[float], float]]:
+    """What to mark on a landscape: the things of the task's sketch, where an action is a place in its plane."""
+    sketch = sketch_of(subject)
+    if sketch is None or not sketch["places"]:
+        return []
+    frame = np.asarray(obs, np.float64).ravel()[-subject.policy.columns[0] :]
+    return [
+        (handle["name"], [float(frame[column]) for column in handle["columns"][0]], handle["radius"])
+        for handle in sketch["handles"]
+    ]
+
+
+def principal(subject: Subject, count: int = 2) -> Float[np.ndarray, "count inside"]:
+    """The directions in which demonstrated actions, chunks for one, differ most: rows of weights whose coordinate of an
+    action in the box is within the box too. A ValueError for actions of one or two coordinates, which show as they
+    are."""
+    policy, dim = subject.policy, subject.policy.act_box.dim
+    if dim <= 2:
+        raise ValueError(f"an action of {dim} coordinates needs no principal directions")
+    data = _data(subject)
+    windows = data.windows(policy.history, policy.horizon)
+    rows = np.unique(np.linspace(0, len(windows) - 1, min(SAMPLE, len(windows))).round().astype(int))
+    obs, actions = windows[rows]
+    inside = policy.problem(obs, previous=actions).previous
+    if inside is None:
+        raise ValueError("the demonstrated actions have no normalised form")
+    values = inside.double().cpu().numpy()
+    found = np.linalg.svd(values - values.mean(0), full_matrices=False)[2][:count]
+    # The sign is free: the largest weight is positive. The farthest corner of the box has coordinate 1.
+    found *= np.sign(found[np.arange(len(found)), np.abs(found).argmax(1)])[:, None]
+    return found / np.abs(found).sum(1, keepdims=True)
 
 
 def names_of(parts: tuple[Part, ...], size: int) -> list[str]:

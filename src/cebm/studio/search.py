@@ -68,7 +68,7 @@ def search(
         raise ValueError(f"a search is of one observation, got {problem.rows}")
     found = acting.search(problem)
     end, index = found.actions[0], int(found.chosen[0])
-    passed = _passed(acting, _problem(policy, obs, seed), end)
+    passed = _passed(acting, problem, _problem(policy, obs, seed), end)
     rows = np.unique(np.linspace(0, len(passed) - 1, min(frames, len(passed))).round().astype(int)).tolist()
     states = torch.stack([passed[row][1] for row in rows])
     inside = states.double().cpu().numpy()
@@ -122,8 +122,7 @@ def standing(moves: Moves, ground: Landscape, frame: int = -1) -> Standing:
     edges = np.linspace(-limit, limit, BINS + 1)
     states, energies = moves.states[frame], moves.energies[frame]
     shares = []
-    for axis in ground.axes:
-        values = states[:, axis]
+    for values in ground.shown(states).T:
         counts = np.histogram(values[np.isfinite(values)].clip(-limit, limit), edges)[0]
         shares.append(counts / max(1, counts.sum()) / (edges[1] - edges[0]))
     known = energies[np.isfinite(energies)]
@@ -134,7 +133,7 @@ def standing(moves: Moves, ground: Landscape, frame: int = -1) -> Standing:
         return Standing(edges, shares, [], excess, nan, text)
     density = ground.density
     exact = []
-    for axis in range(len(ground.axes)):
+    for axis in range(density.ndim):
         along = density if density.ndim == 1 else density.mean(0 if axis == 0 else 1) * 2 * limit
         exact.append(_binned(along, ground.places, edges))
     finite = np.isfinite(ground.energies)
@@ -163,16 +162,14 @@ def _problem(policy: EnergyPolicy, obs: Any, seed: int | None) -> Problem:
 
 
 def _passed(
-    acting: Acting, problem: Problem, end: Float[Tensor, "candidates inside"]
+    acting: Acting, problem: Problem, again: Problem, end: Float[Tensor, "candidates inside"]
 ) -> list[tuple[int, Float[Tensor, "candidates inside"]]]:
-    """The states that the search went through; its end alone where they are not known, or are those of another."""
+    """The states that the search went through, in the limits at its end; the end alone where they are not known, or are
+    those of another search. `again` has the same random numbers as `problem`, unused."""
     states = getattr(acting, "states", None)
-    if states is None:
-        return [(0, end)]
-    passed = [(step, actions[0]) for step, actions in states(problem)]
-    if not passed or passed[-1][1].shape != end.shape:
-        return [(0, end)]
-    return [*passed[:-1], (passed[-1][0], end)]
+    passed = [] if states is None else [(step, actions[0]) for step, actions in states(again)]
+    true = passed and passed[-1][1].shape == end.shape and torch.equal(problem.clip(passed[-1][1][None])[0], end)
+    return [*passed[:-1], (passed[-1][0], end)] if true else [(0, end)]
 
 
 def _slope(problem: Problem, state: Float[Tensor, "candidates inside"]) -> float:

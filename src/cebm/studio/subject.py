@@ -32,6 +32,8 @@ class Subject:
     """Observations to step through."""
     task: Task | None = None
     """Says where things are in an observation."""
+    data: Path | None = None
+    """Where the observations were read, if not from the run."""
 
 
 def open_subject(
@@ -56,7 +58,8 @@ def open_subject(
         demonstrations = _shown(task)
     if demonstrations is not None:
         _check_columns(policy, demonstrations, where, given=data is not None)
-    return Subject(where.resolve().name, policy, where, progress, demonstrations, task)
+    given = None if data is None else Path(data)
+    return Subject(where.resolve().name, policy, where, progress, demonstrations, task, given)
 
 
 def _of_run(where: Path, task: Task | None) -> tuple[Demonstrations | None, Task | None]:

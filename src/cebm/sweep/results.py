@@ -137,8 +137,7 @@ def page(rows: Sequence[Record], metric: str | None = None) -> str:
     import jinja2
 
     from cebm import __version__
-    from cebm.report.charts import COLOURS, Chart, Series, number
-    from cebm.report.page import WIDE, duration
+    from cebm.charts import COLOURS, WIDE, Chart, Series, duration, number
 
     named = metric or main_metric(rows)
     best = groups(rows, named)
@@ -154,7 +153,8 @@ def page(rows: Sequence[Record], metric: str | None = None) -> str:
             curves.append(Series(label, list(means), [each.mean for each in means.values()], COLOURS[i % len(COLOURS)]))
     note = "Mean over seeds on validation episodes."
     chart = Chart("While training", curves, note, size=WIDE) if curves else None
-    loader = jinja2.ChoiceLoader([jinja2.PackageLoader("cebm", "sweep"), jinja2.PackageLoader("cebm", "report")])
+    rooms = (("cebm", "sweep"), ("cebm", "report"), ("cebm.studio", "page"))
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(*room) for room in rooms])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
     return environment.get_template("results.html").render(

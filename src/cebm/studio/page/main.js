@@ -34,7 +34,7 @@ async function begin() {
     const index = Number(element("subject").value), next = facts.subjects[index], before = subject();
     const alike = next.comparable.includes(view.subject), dim = next.coordinates.length;
     const same = alike && before.coordinates.length === dim;
-    change({ subject: index, obs: alike ? view.obs : next.obs, axes: same ? view.axes : dim > 1 ? [0, 1] : [0], level: null, way: "own", values: {}, episode: alike ? view.episode : 0, step: alike ? view.step : 0 });
+    change({ subject: index, obs: alike ? view.obs : next.obs, axes: same ? view.axes : dim > 1 ? [0, 1] : [0], level: null, principal: false, way: "own", values: {}, source: next.episodes.length ? "data" : "rolled", demonstrated: null, episode: alike ? view.episode : 0, step: alike ? view.step : 0 });
   };
   tabs();
   listen(["subject"], () => {

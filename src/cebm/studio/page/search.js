@@ -1,50 +1,41 @@
 // The search: settings as controls, candidates in motion, what follows from where they end.
-import { ask, change, element, later, latest, listen, number, subject, unpack, view } from "./state.js";
-import { draw, shown } from "./landscape.js";
+import { ask, change, element, later, latest, listen, subject, view } from "./state.js";
+import { number } from "./numbers.js";
+import { readable } from "./curves.js";
+import { draw, plane, shown } from "./landscape.js";
+import { journey } from "./plane.js";
+import { Player } from "./player.js";
 
-let timer = 0;
+let player = null;
 
-const message = () => ({ subject: view.subject, obs: view.obs, axes: view.axes, level: view.level, way: view.way, values: view.values, seed: view.seed });
+const message = () => ({ ...plane(), way: view.way, values: view.values, seed: view.seed });
 
 const run = latest(async (newer) => {
   if (view.tab !== "search" && view.tab !== "take") return;
-  const axes = [...view.axes], found = await ask("search", message());
+  const key = JSON.stringify([view.axes, view.principal]), found = await ask("search", message());
   if (newer()) return;
-  found.axes = axes; found.unpacked = unpack(found.states); found.histograms = found.shares.map(unpack);
-  shown.search = found;
-  element("frame").max = found.steps.length - 1;
-  show(found.steps.length - 1);
+  shown.search = { ...journey(found), key };
+  player.load(found.steps.length - 1, show, (frame) => `step ${found.steps[frame]}`);
+  player.show(found.steps.length - 1);
   element("words").textContent = found.words;
+  element("along").innerHTML = found.chart; // drawn and escaped by the server
+  readable(element("along"), element("tip"));
   element("words").dataset.ready = String(Number(element("words").dataset.ready || 0) + 1);
 });
 const soon = later(run, 250);
 
-function show(frame) {
-  const found = shown.search;
-  shown.frame = frame; element("frame").value = frame;
-  element("frame-value").textContent = `step ${found.steps[frame]}`;
-  element("frame").setAttribute("aria-valuetext", `after step ${found.steps[frame]}`);
+function show(at) {
+  const found = shown.search, frame = Math.floor(at + 1e-6);
+  if (!found) return;
+  shown.at = at;
   const rows = [["Candidates", found.candidates], ["Mean energy", found.mean[frame]], ["Lowest energy", found.lowest[frame]],
     ["Mean size of the gradient", found.gradients[frame]], ["Moved since the last state", found.changed[frame]], ["Spread (standard deviation)", found.spread[frame]]];
-  element("along").tBodies[0].replaceChildren(...rows.map(([name, value]) => {
+  element("numbers-along").tBodies[0].replaceChildren(...rows.map(([name, value]) => {
     const row = document.createElement("tr");
     row.append(Object.assign(document.createElement("td"), { textContent: name }), Object.assign(document.createElement("td"), { textContent: number(value, 6) }));
     return row;
   }));
   draw();
-}
-
-function play() {
-  clearInterval(timer);
-  const playing = element("play").getAttribute("aria-pressed") !== "true";
-  element("play").setAttribute("aria-pressed", String(playing)); element("play").textContent = playing ? "Pause" : "Play";
-  if (!playing || !shown.search) return;
-  const last = shown.search.steps.length - 1;
-  if (shown.frame >= last) show(0);
-  timer = setInterval(() => {
-    if (shown.frame >= shown.search.steps.length - 1) { play(); return; }
-    show(shown.frame + 1);
-  }, 90);
 }
 
 function control(each) {
@@ -78,9 +69,8 @@ function offer() {
 }
 
 export function start() {
+  player = new Player({ button: element("play"), range: element("frame"), output: element("frame-value") }, 90);
   for (const way of document.querySelectorAll("[name=way]")) way.onchange = () => change({ way: way.value, values: {} });
-  element("play").onclick = play;
-  element("frame").oninput = () => shown.search && show(Number(element("frame").value));
   element("seed").onchange = () => change({ seed: element("seed").value === "" ? null : Math.max(0, Math.round(Number(element("seed").value))) });
   element("anew").onclick = () => change({ seed: Math.floor(Math.random() * 1e6) });
   element("reset").onclick = () => change({ values: {}, seed: null });
@@ -89,7 +79,7 @@ export function start() {
     element("certificate").textContent = (await ask("certificate", message())).words;
   });
   listen(["subject", "way", "values", "seed"], offer);
-  listen(["subject", "way", "values", "seed", "axes", "tab"], run);
+  listen(["subject", "way", "values", "seed", "axes", "principal", "tab"], run);
   listen(["subject"], () => { shown.search = null; });
   listen(["obs"], soon);
 }

@@ -1,6 +1,6 @@
 // The view, the questions to the server, and the link that restores the view.
 export const view = { subject: 0, obs: [], episode: 0, step: 0, axes: [0, 1], level: null, way: "own", values: {},
-  seed: null, tab: "search", other: null, palette: "viridis", curve: null };
+  principal: false, minimised: false, source: "data", demonstrated: null, seed: null, tab: "search", other: null, palette: "viridis", curve: null };
 export const facts = { subjects: [] };
 const listeners = [];
 
@@ -43,16 +43,6 @@ export function later(act, milliseconds) {
   return () => { clearTimeout(timer); timer = setTimeout(act, milliseconds); };
 }
 
-export function unpack(array) {
-  const bytes = Uint8Array.from(atob(array.f32), (letter) => letter.charCodeAt(0));
-  return new Float32Array(bytes.buffer);
-}
-
-export function number(value, digits = 4) {
-  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  return String(Number(value.toPrecision(digits)));
-}
-
 const write = later(() => {
   const kept = { ...view };
   if (kept.obs.length > 400) delete kept.obs;
@@ -73,6 +63,10 @@ export function restored() {
   if (numbers(kept.axes) && kept.axes.length && kept.axes.every((axis) => about.coordinates[axis] !== undefined)) found.axes = kept.axes;
   else found.axes = dim > 1 ? [0, 1] : [0];
   for (const name of ["episode", "step"]) if (Number.isInteger(kept[name])) found[name] = kept[name];
+  for (const name of ["principal", "minimised"]) if (kept[name] === true) found[name] = about.principal || name === "minimised";
+  found.source = about.episodes.length && !(kept.source === "rolled" && about.rolls) ? "data" : about.rolls ? "rolled" : "data";
+  if (numbers(kept.demonstrated) && kept.demonstrated.length === about.act * about.horizon) found.demonstrated = kept.demonstrated;
+  if (typeof kept.curve === "string") found.curve = kept.curve;
   if (about.levels.includes(kept.level)) found.level = kept.level;
   if (about.ways[kept.way]) found.way = kept.way;
   if (kept.values && typeof kept.values === "object") found.values = kept.values;

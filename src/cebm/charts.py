@@ -1,17 +1,13 @@
-"""Charts as SVG text and heat maps as PNG bytes: the few forms the report needs, without a plotting library."""
+"""Line charts as SVG text, without a plotting library: in the report, in a study's page and in the studio."""
 
-import base64
 import json
 import math
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, UInt8
 from markupsafe import Markup, escape
 
 Value = float | int
@@ -25,52 +21,8 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
 )
 GREY = "var(--grey)"
 DASHED, DOTTED = "6 4", "2 3"
-
-# Viridis, every 32nd of its 256 colours (van der Walt & Smith 2015); dark is low.
-_VIRIDIS = (
-    *((68, 1, 84), (71, 44, 122), (59, 81, 139), (44, 113, 142), (33, 144, 141)),
-    *((39, 173, 129), (92, 200, 99), (170, 220, 50), (253, 231, 37)),
-)
-
-
-# ---------------------------------------------------------------------------------------------- heat maps
-
-
-def viridis() -> UInt8[np.ndarray, "256 3"]:
-    """256 colours, from dark (low) to bright."""
-    anchors = np.linspace(0, 255, len(_VIRIDIS))
-    channels = [np.interp(np.arange(256), anchors, channel) for channel in zip(*_VIRIDIS, strict=True)]
-    return np.stack(channels, 1).round().astype(np.uint8)
-
-
-def heat_map(values: Float[np.ndarray, "rows columns"], low: Value, high: Value) -> str:
-    """A PNG as a data URI: `low` is dark, `high` and all above it bright, NaN bright too, with a square root between
-    them, which keeps the valleys apart. The first row is on top."""
-    scaled = np.nan_to_num((values - low) / max(high - low, 1e-12), nan=1.0)
-    return png_uri((np.sqrt(np.clip(scaled, 0, 1)) * 255).round().astype(np.uint8))
-
-
-def png_uri(pixels: UInt8[np.ndarray, "rows columns"]) -> str:
-    """An 8-bit palette PNG (RFC 2083) with viridis as its palette."""
-    return _png(pixels[..., None], 3, [(b"PLTE", viridis().tobytes())])
-
-
-def picture_uri(pixels: UInt8[np.ndarray, "rows columns 3"]) -> str:
-    """A PNG in red, green and blue."""
-    return _png(pixels, 2, [])
-
-
-def _png(pixels: UInt8[np.ndarray, "rows columns channels"], colour: int, chunks: list[tuple[bytes, bytes]]) -> str:
-    rows, columns = pixels.shape[:2]
-    flat = np.ascontiguousarray(pixels).reshape(rows, -1)
-    scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), flat], 1).tobytes()  # filter 0 on every line
-    header = struct.pack(">IIBBBBB", columns, rows, 8, colour, 0, 0, 0)
-    parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b"")]
-    body = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    )
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
-
+WIDE = (556, 270)
+"""Size of a chart of which two fill a row."""
 
 # ---------------------------------------------------------------------------------------------- numbers
 
@@ -112,6 +64,13 @@ def number(value: Value | None) -> str:
     else:
         text = f"{value:.3g}"
     return text.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 # ---------------------------------------------------------------------------------------------- line charts
