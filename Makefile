@@ -34,7 +34,7 @@ demo: install
 
 # The site, in build/docs/html: open index.html there. Needs npm once, for MathJax. A warning is an error.
 docs: .venv/documented
-	$(BIN)/python -m docs.site build/docs/source
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m docs.site build/docs/source
 	$(BIN)/python -m sphinx -b html -c docs/site -W -n --keep-going -q -E -d build/docs/doctrees build/docs/source build/docs/html
 
 .venv/documented: .venv/installed docs/requirements.txt

@@ -11,6 +11,18 @@ from benchmarks.document import replaced, table
 ROOT = Path(__file__).parents[2]
 
 
+VALUE = re.compile(r"(<!-- = ([^>]+?) -->)(.*?)(<!-- / -->)", re.S)
+"""A number and its name, which readers of the Markdown do not see."""
+
+
+def _json(path: str) -> Any:
+    return json.loads((ROOT / path).read_text())
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
+
+
 def _spread(rates: list[float]) -> str:
     share = f"{100 * mean(rates):.1f}"
     return f"{share} ± {100 * stdev(rates):.1f} %" if len(rates) > 1 else f"{share} % (one seed)"
@@ -24,11 +36,15 @@ def _stability(case: str, way: str = "as-trained") -> str:
 
 
 def _claim(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / f"reproduction/results/{name}.json").read_text())
+    return _json(f"reproduction/results/{name}.json")
+
+
+def _arm(name: str) -> dict[str, float]:
+    return _json(f"docs/annealed/particle-{name}-0.json")["success"]
 
 
 def _annealed(arm: str, way: str) -> str:
-    return _spread([json.loads((ROOT / f"docs/annealed/particle-{arm}-0.json").read_text())["success"][way]])
+    return _spread([_arm(arm)[way]])
 
 
 def front() -> list[tuple[str, str, str]]:
@@ -96,8 +112,40 @@ def tables() -> dict[str, str]:
     return {"steady": table(head, steady), "others": table(head, others)}
 
 
+def values() -> dict[str, str]:
+    """Single numbers that pages quote, by the name in their marks `<!-- = NAME -->…<!-- / -->`."""
+    integral = _claim("01-integral")["measurements"]["intervals"]
+    temperature = _claim("02-langevin")["measurements"]["temperature"]
+    formulation = _claim("03-formulation")["measurements"]["success"]
+    reached = _claim("14-explicit")["measurements"]["reached"]["random"]
+    thesis = _claim("15-thesis")["measurements"]
+    push_t = _json("docs/tasks/push-t.json")["table"]
+    return {
+        "integral mixture": f"{integral['gaussian mixture'][0]:.2f}",
+        "integral chains": f"{integral['ibc chains'][0]:.2f}",
+        **{f"temperature {way}": f"{mean(each['double-well']):.3f}" for way, each in temperature.items()},
+        **{f"success {way}": _share(mean(rates)) for way, rates in formulation.items()},
+        **{f"reached {name}": _share(mean(rates)) for name, rates in reached.items()},
+        "thesis runs": str(len(thesis["recipe"])),
+        "thesis recipes": str(len(set(thesis["recipe"]))),
+        "thesis correlation": f"{thesis['correlations']['bound-success'][0]:.2f}",
+        "particle lowest": _share(_arm("denoise")["lowest of 32"]),
+        "particle one draw": _share(_arm("denoise")["one draw"]),
+        "push-t one draw": f"{push_t['annealed, one draw']['reward'][0]:.3f}",
+        "push-t lowest": f"{push_t['annealed, as trained']['reward'][0]:.3f}",
+    }
+
+
 def refreshed(text: str) -> str:
-    """docs/choose.md with its tables replaced."""
+    """A page with its marked tables and numbers as the records have them."""
     for name, content in tables().items():
-        text = replaced(text, name, content)
-    return text
+        if f"<!-- {name}: begin -->" in text:
+            text = replaced(text, name, content)
+    known = values() if VALUE.search(text) else {}
+
+    def value(match: re.Match[str]) -> str:
+        if match[2] not in known:
+            raise ValueError(f"no record gives the number {match[2]!r}")
+        return f"{match[1]}{known[match[2]]}{match[4]}"
+
+    return VALUE.sub(value, text)

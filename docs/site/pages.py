@@ -9,15 +9,26 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import shutil
+import sys
+import tempfile
+import types
 from pathlib import Path
+from typing import Any
 
+from cebm.cli import main
 from docs.site import reference
 from docs.site.numbers import front, refreshed
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, dict[str, str]] = {
-    "Tutorials": {"first-policy": "docs/first-policy.md"},
+    "Tutorials": {
+        "first-policy": "docs/first-policy.md",
+        "your-data": "docs/your-data.md",
+        "your-pieces": "docs/your-pieces.md",
+        "to-the-robot": "docs/to-the-robot.md",
+    },
     "How-to": {
         "choose": "docs/choose.md",
         "troubles": "docs/troubles.md",
@@ -35,6 +46,7 @@ KINDS: dict[str, dict[str, str]] = {
         "densities": "docs/densities.md",
     },
     "Explanation": {
+        "why": "docs/why.md",
         "stability": "docs/stability.md",
         "annealed": "docs/annealed.md",
         "tasks": "docs/tasks.md",
@@ -47,13 +59,13 @@ KINDS: dict[str, dict[str, str]] = {
 """The four kinds of pages, and those about the project: what is written where.
 `reference.py` adds the public names to the third."""
 PAGES = {path: name for kind in KINDS.values() for name, path in kind.items()} | {"README.md": "index"}
-RUN = {"docs/first-policy.md"}
-"""Tutorials, whose Python blocks are run when the site is built; what they print is shown below them."""
+RUN = {*KINDS["Tutorials"].values(), "docs/why.md"}
+"""The pages whose examples are run when the site is built; what they print is shown below them."""
 DOORS = {
     "Tutorials": ("first-policy", "First policy in five minutes", "from nothing to a policy that acts"),
     "How-to": ("choose", "Choose a recipe", "by what your data is like"),
     "Reference": ("reference", "All public names", "with their settings and formulas"),
-    "Explanation": ("stability", "Why IBC collapses", "and what the default recipe does about it"),
+    "Explanation": ("why", "Why conditional energies go wrong", "and what helps: the paper's argument, with figures"),
 }
 LEAD_END = "## Does it work?"
 """The front page has the README up to here."""
@@ -113,27 +125,53 @@ def rewritten(text: str, page: str, copied: set[Path] | None = None) -> str:
 
 
 def ran(text: str, page: str, where: Path) -> str:
-    """A tutorial with what its Python blocks print below them; pictures that they save lie beside the page."""
-    names: dict[str, object] = {"__name__": "tutorial"}
+    """A page with what its examples print below them: blocks of `python` share their names, and in a block of `shell`
+    each line is a command of cebm. Pictures that they save are copied to `where`, beside the page."""
+    # A module, as a reader's own file is one: settings that it defines are found again by their names.
+    tutorial = sys.modules["tutorial"] = types.ModuleType("tutorial")
+    run = {"python": lambda code: _printed(code, page, tutorial.__dict__), "shell": _commands}
     parts = FENCE.split(text)
-    with contextlib.chdir(where):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for at, part in enumerate(parts):
-            if not part.startswith("```python\n"):
+            language, _, code = part.removeprefix("```").removesuffix("```").partition("\n")
+            if not part.startswith("```") or language not in run:
                 continue
-            printed = io.StringIO()
-            code = part.removeprefix("```python\n").removesuffix("```")
             try:
-                with contextlib.redirect_stdout(printed):
-                    exec(compile(code, page, "exec"), names)
+                printed = run[language](code)
             except Exception as error:
                 raise RuntimeError(f"{page}: this example does not run ({error}):\n{code}") from error
-            if printed.getvalue():
-                parts[at] += f"\n\n```{{code-block}} text\n:class: output\n\n{printed.getvalue()}```"
-    shown = PICTURE.sub(r"![\2](\1)", "".join(parts))
-    for name in re.findall(r"!\[[^\]]*\]\(([\w-]+\.png)\)", shown):
-        if not (where / name).exists():
-            raise RuntimeError(f"{page}: no example saved the picture {name}")
+            if printed:
+                parts[at] += f"\n\n```{{code-block}} text\n:class: output\n\n{printed}```"
+        shown = PICTURE.sub(r"![\2](\1)", "".join(parts))
+        for name in PICTURE.findall(text):
+            if not Path(name[0]).exists():
+                raise RuntimeError(f"{page}: no example saved the picture {name[0]}")
+            shutil.copy(name[0], where)
     return shown
+
+
+def _printed(code: str, page: str, names: dict[str, Any]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, page, "exec"), names)
+    return printed.getvalue()
+
+
+def _commands(code: str) -> str:
+    """What commands of cebm print, one per line; the temporary folder's path is left out."""
+    printed = io.StringIO()
+    for line in code.replace("\\\n", " ").splitlines():
+        program, *arguments = shlex.split(line)
+        if program != "cebm":
+            raise ValueError(f"a shell block has commands of cebm only, not {program}")
+        complaint = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaint):
+                main(arguments)
+        except SystemExit as stopped:
+            if stopped.code:
+                raise RuntimeError(complaint.getvalue().strip()) from stopped
+    return printed.getvalue().replace(f"{os.getcwd()}/", "")
 
 
 def assemble(out: Path, run_tutorials: bool) -> None:
@@ -148,9 +186,7 @@ def assemble(out: Path, run_tutorials: bool) -> None:
         if name == "index":
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
-        if name == "choose":
-            text = refreshed(text)
-        text = rewritten(text, path, copied)
+        text = rewritten(refreshed(text), path, copied)
         if run_tutorials and path in RUN:
             text = ran(text, path, out)
         (out / f"{name}.md").write_text(reference.linked(text, names), encoding="utf-8")
