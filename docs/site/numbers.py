@@ -47,26 +47,33 @@ def _annealed(arm: str, way: str) -> str:
     return _spread([_arm(arm)[way]])
 
 
+STABILITY = ("2d-2000", "2d-300", "16d", "32d", "random-order", "random-order-history")
+
+
+def ledger() -> dict[str, int]:
+    """How many claims of the paper hold, fail, or are open."""
+    verdicts = [
+        _json(str(path.relative_to(ROOT)))["verdict"] for path in (ROOT / "reproduction/results").glob("[0-9]*.json")
+    ]
+    names = {"hold": "holds", "fail": "does not hold", "open": "inconclusive"}
+    return {name: verdicts.count(verdict) for name, verdict in names.items()}
+
+
 def front() -> list[tuple[str, str, str]]:
     """The front page's three numbers: the number, what it is, and the page that says how it was measured."""
-    rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
-    act = next(
-        row
-        for row in rows
-        if (row["bench"], row.get("trial"), row["threads"], row.get("batch")) == ("act", "steady", 1, 1)
-    )
-    ledger = (ROOT / "reproduction/results.md").read_text()
-    found = re.search(r"^Of the paper's (\d+) claims (\d+) hold", ledger, re.M)
-    if found is None:
-        raise ValueError("reproduction/results.md does not say how many claims hold")
+    known = values()
     return [
         (
-            _stability("steady-2d-2000"),
+            known["stability steady-2d-2000"],
             "of episodes succeed: the default recipe on the 2-D particle task, five seeds of 200 held-out episodes",
             "stability.md",
         ),
-        (f"{act['ms_p50']:.1f} ms", "for one action on one thread of a CPU, at the median", "performance.md"),
-        (f"{found[2]} of {found[1]}", "claims of the paper hold when they are measured again", "results.md"),
+        (known["act ms"], "for one action on one thread of a CPU, at the median", "performance.md"),
+        (
+            f"{known['claims hold']} of {known['claims']}",
+            "claims of the paper hold when they are measured again",
+            "results.md",
+        ),
     ]
 
 
@@ -120,7 +127,17 @@ def values() -> dict[str, str]:
     reached = _claim("14-explicit")["measurements"]["reached"]["random"]
     thesis = _claim("15-thesis")["measurements"]
     push_t = _json("docs/tasks/push-t.json")["table"]
+    rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
+    single = ("act", "steady", 1, 1)
+    act = next(r for r in rows if (r["bench"], r.get("trial"), r["threads"], r.get("batch")) == single)
+    choice = [-each for each in push_t["annealed, one draw"]["to as trained"]]
+    claims = ledger()
     return {
+        **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
+        "act ms": f"{act['ms_p50']:.1f} ms",
+        "claims": str(sum(claims.values())),
+        **{f"claims {name}": str(count) for name, count in claims.items()},
+        "push-t choice": f"{choice[0]:.3f} ({choice[2]:.3f} to {choice[1]:.3f})",
         "integral mixture": f"{integral['gaussian mixture'][0]:.2f}",
         "integral chains": f"{integral['ibc chains'][0]:.2f}",
         **{f"temperature {way}": f"{mean(each['double-well']):.3f}" for way, each in temperature.items()},
@@ -131,6 +148,11 @@ def values() -> dict[str, str]:
         "thesis correlation": f"{thesis['correlations']['bound-success'][0]:.2f}",
         "particle lowest": _share(_arm("denoise")["lowest of 32"]),
         "particle one draw": _share(_arm("denoise")["one draw"]),
+        **{
+            f"gallery {name} {what}": number
+            for name, each in _json("docs/gallery/records.json").items()
+            for what, number in each["numbers"].items()
+        },
         "push-t one draw": f"{push_t['annealed, one draw']['reward'][0]:.3f}",
         "push-t lowest": f"{push_t['annealed, as trained']['reward'][0]:.3f}",
     }

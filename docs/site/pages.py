@@ -5,21 +5,14 @@ Here they become pages of the site; a file that is no page is copied into the si
 folder becomes a list of its files. A link that leads nowhere is an error.
 """
 
-import contextlib
-import io
 import os
 import re
-import shlex
 import shutil
-import sys
-import tempfile
-import types
 from pathlib import Path
-from typing import Any
 
-from cebm.cli import main
-from docs.site import reference
+from docs.site import examples, reference
 from docs.site.numbers import front, refreshed
+from docs.site.running import FENCE, ran
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, dict[str, str]] = {
@@ -28,9 +21,11 @@ KINDS: dict[str, dict[str, str]] = {
         "your-data": "docs/your-data.md",
         "your-pieces": "docs/your-pieces.md",
         "to-the-robot": "docs/to-the-robot.md",
+        "gallery": "docs/gallery.md",
     },
     "How-to": {
         "choose": "docs/choose.md",
+        "report": "docs/report.md",
         "troubles": "docs/troubles.md",
         "data": "docs/data.md",
         "units": "docs/units.md",
@@ -41,6 +36,7 @@ KINDS: dict[str, dict[str, str]] = {
         "studio": "docs/studio.md",
     },
     "Reference": {
+        "reference": "docs/reference.md",
         "guide": "docs/guide.md",
         "sampling": "docs/sampling.md",
         "densities": "docs/densities.md",
@@ -57,9 +53,9 @@ KINDS: dict[str, dict[str, str]] = {
     "Project": {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"},
 }
 """The four kinds of pages, and those about the project: what is written where.
-`reference.py` adds the public names to the third."""
+`reference.py` writes the public names into the page `reference`, and one page for each room."""
 PAGES = {path: name for kind in KINDS.values() for name, path in kind.items()} | {"README.md": "index"}
-RUN = {*KINDS["Tutorials"].values(), "docs/why.md"}
+RUN = {*KINDS["Tutorials"].values(), "docs/why.md"} - {"docs/gallery.md"}
 """The pages whose examples are run when the site is built; what they print is shown below them."""
 DOORS = {
     "Tutorials": ("first-policy", "First policy in five minutes", "from nothing to a policy that acts"),
@@ -70,8 +66,6 @@ DOORS = {
 LEAD_END = "## Does it work?"
 """The front page has the README up to here."""
 LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
-PICTURE = re.compile(r"<!-- picture: (\S+): (.*?) -->")
-FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 
 
 def lead() -> str:
@@ -89,8 +83,7 @@ def front_page() -> str:
     parts = [":::{container} tiles numbers", *numbers, ":::", "", "## Where to go next", ""]
     parts += [":::{container} tiles doors", *doors, ":::", ""]
     for kind, names in KINDS.items():
-        entries = (["reference"] if kind == "Reference" else []) + list(names)
-        parts += ["```{toctree}", ":hidden:", f":caption: {kind}", "", *entries, "```", ""]
+        parts += ["```{toctree}", ":hidden:", f":caption: {kind}", "", *names, "```", ""]
     return f"{rewritten(lead(), 'README.md')}\n" + "\n".join(parts)
 
 
@@ -124,56 +117,6 @@ def rewritten(text: str, page: str, copied: set[Path] | None = None) -> str:
     return "".join(parts)
 
 
-def ran(text: str, page: str, where: Path) -> str:
-    """A page with what its examples print below them: blocks of `python` share their names, and in a block of `shell`
-    each line is a command of cebm. Pictures that they save are copied to `where`, beside the page."""
-    # A module, as a reader's own file is one: settings that it defines are found again by their names.
-    tutorial = sys.modules["tutorial"] = types.ModuleType("tutorial")
-    run = {"python": lambda code: _printed(code, page, tutorial.__dict__), "shell": _commands}
-    parts = FENCE.split(text)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for at, part in enumerate(parts):
-            language, _, code = part.removeprefix("```").removesuffix("```").partition("\n")
-            if not part.startswith("```") or language not in run:
-                continue
-            try:
-                printed = run[language](code)
-            except Exception as error:
-                raise RuntimeError(f"{page}: this example does not run ({error}):\n{code}") from error
-            if printed:
-                parts[at] += f"\n\n```{{code-block}} text\n:class: output\n\n{printed}```"
-        shown = PICTURE.sub(r"![\2](\1)", "".join(parts))
-        for name in PICTURE.findall(text):
-            if not Path(name[0]).exists():
-                raise RuntimeError(f"{page}: no example saved the picture {name[0]}")
-            shutil.copy(name[0], where)
-    return shown
-
-
-def _printed(code: str, page: str, names: dict[str, Any]) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, page, "exec"), names)
-    return printed.getvalue()
-
-
-def _commands(code: str) -> str:
-    """What commands of cebm print, one per line; the temporary folder's path is left out."""
-    printed = io.StringIO()
-    for line in code.replace("\\\n", " ").splitlines():
-        program, *arguments = shlex.split(line)
-        if program != "cebm":
-            raise ValueError(f"a shell block has commands of cebm only, not {program}")
-        complaint = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaint):
-                main(arguments)
-        except SystemExit as stopped:
-            if stopped.code:
-                raise RuntimeError(complaint.getvalue().strip()) from stopped
-    return printed.getvalue().replace(f"{os.getcwd()}/", "")
-
-
 def assemble(out: Path, run_tutorials: bool) -> None:
     """Writes every page to `out`, with what they show and link to."""
     (out / "_static").mkdir(parents=True)
@@ -183,14 +126,14 @@ def assemble(out: Path, run_tutorials: bool) -> None:
     rewritten(lead(), "README.md", copied)
     (out / "index.md").write_text(front_page(), encoding="utf-8")
     for path, name in PAGES.items():
-        if name == "index":
+        if name in ("index", "reference"):
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
         text = rewritten(refreshed(text), path, copied)
         if run_tutorials and path in RUN:
             text = ran(text, path, out)
         (out / f"{name}.md").write_text(reference.linked(text, names), encoding="utf-8")
-    for name, text in reference.pages().items():
+    for name, text in reference.pages(examples.rooms(out if run_tutorials else None)).items():
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
     for target in sorted(copied):
