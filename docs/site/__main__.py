@@ -16,6 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.site", description=__doc__)
     parser.add_argument("source", nargs="?", type=Path, help="the folder to write; what it held is deleted")
     parser.add_argument("--records", action="store_true", help="refresh the numbers of all pages and stop")
+    parser.add_argument("--quick", action="store_true", help="do not run the examples: pages lack what they print")
     given = parser.parse_args()
     if given.records:
         for page in map(ROOT.joinpath, PAGES):
@@ -23,10 +24,11 @@ def main() -> None:
         return
     if given.source is None:
         parser.error("name the folder to write, or --records")
-    if given.source.exists():
-        shutil.rmtree(given.source)
-    assemble(given.source, run_tutorials=True)
-    vendor(given.source / "_static/mathjax")
+    source = given.source.resolve()
+    if source.exists():
+        shutil.rmtree(source)
+    assemble(source, run_tutorials=not given.quick)
+    vendor(source / "_static/mathjax")
 
 
 if __name__ == "__main__":

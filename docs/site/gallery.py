@@ -168,25 +168,28 @@ def _rectangle() -> Any:
 
 
 def obstacle() -> tuple[Figure, Numbers]:
-    """Set-points with and without the constraints."""
+    """Set-points with and without the constraints, and the success of all ways to act."""
     module = example("obstacle")
-    task, numbers = cebm.ParticleTask(dim=2), {}
+    task = cebm.ParticleTask(dim=2)
     from matplotlib.patches import Circle
 
-    found = module.actors(task, 1500, ("steady",))
+    numbers = {"reachable": f"{module.reachable(task, 200, 11):.1%}"}
     figure, each = panels(2, 3.2)
-    for axes, name in zip(each, ("steady, no constraint", "steady, constrained"), strict=True):
-        watched = module.Watched(found[name])
+    drawn = dict(zip(("steady, no constraint", "steady, constrained"), each, strict=True))
+    for name, actor in module.actors(task, 1500).items():
+        watched = module.Watched(actor)
         paths = Paths(watched)
-        rows = task.roll_out(paths, 100, 11).rows
-        points = np.concatenate(paths.actions)
-        for disc in module.DISCS:
-            axes.add_patch(Circle(disc.centre, 0.08, color="#444444", alpha=0.5))
-        axes.plot(points[:, 0], points[:, 1], ".", color=BLUE, alpha=0.15, markersize=3)
+        rows = task.roll_out(paths, 200, 11).rows
         success = np.mean([bool(row["success"]) for row in rows])
-        axes.set(title=f"{watched.collisions} set-points in a disc\n{success:.0%} of episodes succeed", aspect="equal")
-        axes.title.set_fontsize(9)
-        numbers |= {name: str(watched.collisions), f"{name}, success": f"{success:.0%}"}
+        numbers |= {name: str(watched.collisions), f"{name}, success": f"{100 * success:.1f} %"}
+        if name in drawn:
+            axes, points = drawn[name], np.concatenate(paths.actions)
+            for disc in module.DISCS:
+                axes.add_patch(Circle(disc.centre, 0.08, color="#444444", alpha=0.5))
+            axes.plot(points[:, 0], points[:, 1], ".", color=BLUE, alpha=0.15, markersize=3)
+            title = f"{watched.collisions} set-points in a disc\n{success:.1%} of episodes succeed"
+            axes.set_title(title, fontsize=9)
+            axes.set_aspect("equal")
     return figure, numbers
 
 

@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
+from docs.site import studies
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,10 @@ def _stability(case: str, way: str = "as-trained") -> str:
     if not paths:
         raise ValueError(f"docs/stability has no record of {case}")
     return _spread([json.loads(path.read_text())["last"][way]["success"] for path in paths])
+
+
+def _alarms(found: dict[str, float]) -> str:
+    return f"{_share(found['mean'])} ± {_share(found['deviation'])}"
 
 
 def _claim(name: str) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def front() -> list[tuple[str, str, str]]:
 
 
 def tables() -> dict[str, str]:
-    """The tables of docs/choose.md by the name of their marks."""
+    """The tables of docs/choose.md, and those of studies, by the name of their marks."""
     order = _claim("14-explicit")["measurements"]
     dims = _claim("09-dimensions")["measurements"]
     formulation = _claim("03-formulation")["measurements"]["success"]
@@ -116,7 +121,7 @@ def tables() -> dict[str, str]:
         (minute, "denoising, one draw", drawn, page),
         (minute, "denoising, lowest of 32", lowest, page),
     ]
-    return {"steady": table(head, steady), "others": table(head, others)}
+    return {"steady": table(head, steady), "others": table(head, others), **studies.tables()}
 
 
 def values() -> dict[str, str]:
@@ -130,11 +135,19 @@ def values() -> dict[str, str]:
     rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
     single = ("act", "steady", 1, 1)
     act = next(r for r in rows if (r["bench"], r.get("trial"), r["threads"], r.get("batch")) == single)
+    trust = _json("docs/trust.json")
+    eager = next(r for r in rows if (r["bench"], r.get("baseline"), r["threads"]) == ("compare", "eager", 1))
+    nothing = [json.loads(line) for line in (ROOT / "docs/from_nothing.jsonl").read_text().splitlines()]
     choice = [-each for each in push_t["annealed, one draw"]["to as trained"]]
     claims = ledger()
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
         "act ms": f"{act['ms_p50']:.1f} ms",
+        **{f"alarms of a {who}": _alarms(trust[f"false alarms, {who}"]) for who in ("policy", "guard")},
+        "asked episodes": _share(trust["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
+        "guard ms": f"{trust['guard']['milliseconds']['median']:.2f} ms",
+        "eager ratio": f"{eager['ratio']:.2f}",
+        "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
         "claims": str(sum(claims.values())),
         **{f"claims {name}": str(count) for name, count in claims.items()},
         "push-t choice": f"{choice[0]:.3f} ({choice[2]:.3f} to {choice[1]:.3f})",
