@@ -125,9 +125,16 @@ def test_front_page_and_readme_share_one_text(assembled: Path) -> None:
     assert numbers.front()[0][0] in readme
 
 
+def test_every_page_has_its_own_title(assembled: Path) -> None:
+    titles = [re.search(r"^# (.*)$", page.read_text(), re.M) for page in assembled.glob("*.md")]
+    found = [title[1] for title in titles if title]
+    assert len(found) == len(titles) > 20 and len({title.lower() for title in found}) == len(found)
+
+
 def test_the_numbers_of_pages_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     for page in pages.PAGES:
         text = (ROOT / page).read_text()
+        assert not re.search(r"^<!-- =", text, re.M), f"{page}: a mark at the start of a line ends the paragraph"
         assert numbers.refreshed(text) == text, f"{page}: run python -m docs.site --records"
     marked = "<!-- = push-t lowest -->0.5<!-- / -->"
     assert numbers.refreshed(marked) not in (marked, "")
