@@ -16,7 +16,8 @@ from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.information import Quadrature, model_information
-from cebm.policy import EnergyPolicy, load
+from cebm.loading import load
+from cebm.policy import EnergyPolicy
 from cebm.recipes import Trial, find_trial
 from cebm.runs import DivergedError, Job, load_metrics, material_of, restored, resume, train
 from cebm.selection import evaluation_row

@@ -10,8 +10,8 @@ from cebm import energies
 from cebm.demonstrations import Demonstrations
 from cebm.energies import Nearest, NearestEnergy, TwoStepEnergy
 from cebm.learning import fit
+from cebm.loading import load
 from cebm.objectives import TwoSquares
-from cebm.policy import load
 from cebm.recipes import TRIALS, vary
 from cebm.runs import resume, train
 from cebm.spaces import Specification

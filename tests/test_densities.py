@@ -16,6 +16,7 @@ from cebm.energies import (
     TiltedEnergy,
     TwoStepEnergy,
 )
+from cebm.energies.base import Context, leaves, mapped
 from cebm.information import Quadrature
 from cebm.losses import info_nce
 
@@ -53,7 +54,7 @@ def make(
 
 def mixture(
     weights: list[float], means: list[list[float]], stds: list[list[float]], dtype: torch.dtype = torch.float64
-) -> tuple[MixtureDensityEnergy, Tensor]:
+) -> tuple[MixtureDensityEnergy, Context]:
     """The mixture with these parameters whatever the observation, and a context of it."""
     parts = [torch.tensor(part, dtype=dtype) for part in (weights, means, stds)]
     energy = MixtureDensityEnergy(1, parts[1].shape[1], 4, 0, len(weights)).to(dtype)
@@ -64,7 +65,12 @@ def mixture(
             parameter.zero_()
         energy.weighing.layers[-1].bias.copy_(parts[0].log())
         energy.placing.layers[-1].bias.copy_(torch.cat([parts[1].flatten(), raw.flatten()]))
-    return energy, energy.encode(torch.zeros(1, 1, dtype=dtype)).detach()
+    return energy, mapped(Tensor.detach, energy.encode(torch.zeros(1, 1, dtype=dtype)))
+
+
+def repeated(context: Context, rows: int) -> Context:
+    """The context of one observation for so many."""
+    return mapped(lambda part: part.expand(rows, *part.shape[1:]), context)
 
 
 # -------------------------------------------------------------------------------------------- the contract
@@ -80,10 +86,11 @@ def test_shapes_and_dtypes(name: str, dtype: torch.dtype, grad: bool, generator:
         energies, gradients = energy.energies_and_gradients(context, actions)
         best = energy.best(context)
         drawn = energy.propose(context, 7, generator) if energy.proposes else best.unsqueeze(1).expand(-1, 7, -1)
-    assert context.shape == (3, energy.context_dim)
+    parts = list(leaves(context))
+    assert all(part.shape[0] == 3 for part in parts)
     assert energies.shape == (3, 5) and gradients.shape == (3, 5, ACT)
     assert best.shape == (3, ACT) and drawn.shape == (3, 7, ACT)
-    for tensor in (context, energies, gradients, best, drawn):
+    for tensor in (*parts, energies, gradients, best, drawn):
         assert tensor.dtype == dtype and torch.isfinite(tensor).all()
     if not grad:
         assert not energies.requires_grad and not gradients.requires_grad
@@ -170,7 +177,7 @@ def test_wrong_shapes_are_named(name: str, generator: torch.Generator, unchecked
         with pytest.raises(ValueError, match="actions must not be empty"):
             call(context, actions[:, :0])
         with pytest.raises(ValueError, match="context must be"):
-            call(context[:, :-1], actions)
+            call(mapped(lambda part: part[:, :-1], context), actions)
 
 
 def test_bad_settings_are_named() -> None:
@@ -363,7 +370,7 @@ def test_a_mixture_learns_two_modes(generator: torch.Generator) -> None:
         energy(obs, targets).mean().backward()
         optimiser.step()
     truth, context = mixture([0.5, 0.5], [[0.5], [-0.5]], [[std], [std]], torch.float32)
-    own = truth.energies(context.expand(n, -1), targets).mean()
+    own = truth.energies(repeated(context, n), targets).mean()
     with torch.no_grad():
         assert energy(obs, targets).mean() < own + 0.1
         drawn = energy.propose(energy.encode(obs[:1]), 1000, generator)[0, :, 0]
@@ -374,12 +381,13 @@ def test_a_mixture_learns_two_modes(generator: torch.Generator) -> None:
 def test_the_same_numbers_make_the_same_draws(generator: torch.Generator) -> None:
     """`place` alone with a row's numbers is that row of a batch: what makes an action independent of its batch."""
     energy = MixtureDensityEnergy(OBS, ACT, 16, generator=generator).double()
-    context = energy.encode(torch.randn(6, OBS, generator=generator, dtype=torch.float64)).detach()
+    context = energy.encode(torch.randn(6, OBS, generator=generator, dtype=torch.float64))
     uniform = torch.rand(6, 50, generator=generator, dtype=torch.float64)
     normal = torch.randn(6, 50, ACT, generator=generator, dtype=torch.float64)
     together = energy.place(context, uniform, normal)
     for i in range(6):
-        alone = energy.place(context[i : i + 1], uniform[i : i + 1], normal[i : i + 1])
+        own = mapped(lambda part, i=i: part[i : i + 1], context)
+        alone = energy.place(own, uniform[i : i + 1], normal[i : i + 1])
         torch.testing.assert_close(alone[0], together[i])
 
 

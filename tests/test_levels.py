@@ -27,6 +27,8 @@ from cebm.energies import (
     NoiseConditionalEnergy,
     NoiseConditionalTilt,
 )
+from cebm.energies.base import Context
+from cebm.energies.density import Mixture
 from cebm.energies.levels import half_is_faster
 from cebm.negatives import InBatch, Negatives, ShortChains, Uniform
 from cebm.optimisers import Trapezoid
@@ -35,7 +37,7 @@ from cebm.samplers import run
 from cebm.spaces import Box, Specification
 from cebm.testing import acting_checks, contract, energy_checks, objective_checks, sampler_checks
 from cebm.trainer import Trainer
-from test_densities import mixture
+from test_densities import mixture, repeated
 from test_trainer import same_state
 
 FORMS = ("dot", "affine", "scalar", "half-squared-difference")
@@ -224,14 +226,14 @@ class Scaled(EnergyModel):
 
     deviation = 0.5
 
-    def __init__(self, energy: EnergyModel, context: Tensor, offset: float = 0.0) -> None:
+    def __init__(self, energy: EnergyModel, context: Context, offset: float = 0.0) -> None:
         super().__init__()
         self.energy, self.context, self.level = energy, context, None
         self.obs_dim, self.act_dim = 1, 2
         self.t = torch.nn.Parameter(torch.tensor(offset, dtype=torch.float64))
 
-    def encode(self, obs: Tensor) -> Tensor:
-        return self.context.expand(len(obs), -1)
+    def encode(self, obs: Tensor) -> Context:
+        return repeated(self.context, len(obs))
 
     def at(self, level: Any) -> "Scaled":
         other = Scaled(self.energy.at(level), self.context)
@@ -270,7 +272,7 @@ class Other:
 
     def sample(self, energy: Any, obs: Tensor, actions: Tensor, n: int, generator: torch.Generator) -> Negatives:
         drawn = mixture(WEIGHTS[::-1], MEANS, STDS)
-        context = drawn[1].expand(len(obs), -1)
+        context = repeated(drawn[1], len(obs))
         return Negatives(drawn[0].propose(context, n, generator), obs)
 
 
@@ -293,9 +295,8 @@ class Ratio(EnergyModel):
     def energies(self, context: Tensor, actions: Tensor) -> Tensor:
         (p, at_p), (q, at_q) = self.p, self.q
         rows = len(context)
-        return p.at(self.level).energies(at_p.expand(rows, -1), actions) - q.at(self.level).energies(
-            at_q.expand(rows, -1), actions
-        )
+        below = q.at(self.level).energies(repeated(at_q, rows), actions)
+        return p.at(self.level).energies(repeated(at_p, rows), actions) - below
 
 
 def test_the_contrast_learns_the_ratio_to_its_negatives(generator: torch.Generator) -> None:
@@ -449,7 +450,7 @@ def problem(generator: torch.Generator, rows: int = 2, **wishes: Any) -> Problem
     energy, context = exact()
     limit = torch.full((2,), 1.1, dtype=torch.float64)
     box = Box(torch.zeros(2), torch.ones(2))
-    return Problem(energy, context.expand(rows, -1), rows, box, -limit, limit, generator, **wishes)
+    return Problem(energy, repeated(context, rows), rows, box, -limit, limit, generator, **wishes)
 
 
 def search(acting: AnnealedSearch, generator: torch.Generator, **wishes: Any) -> tuple[Found, Tensor]:
@@ -461,7 +462,7 @@ def search(acting: AnnealedSearch, generator: torch.Generator, **wishes: Any) ->
 def test_the_minimum_is_that_of_the_level(generator: torch.Generator) -> None:
     found, _ = search(AnnealedSearch(level=1.0), generator)
     energy, context = exact()
-    wanted = energy.at(0.5).energies(context.expand(2, -1), found.actions)
+    wanted = energy.at(0.5).energies(repeated(context, 2), found.actions)
     torch.testing.assert_close(found.energies, wanted)
     assert torch.equal(found.chosen, wanted.argmin(1)) and found.actions.shape[1] == 32
 
@@ -496,7 +497,8 @@ def test_effort_ends_where_candidates_agree(generator: torch.Generator) -> None:
     alone = replace(problem(generator, rows=1), context=one)
     found = acting.search(alone)
     assert found.actions.shape[1] == 4
-    mixed = replace(problem(generator, rows=40), context=torch.cat([one.expand(20, -1), context.expand(20, -1)]))
+    both = Mixture(*map(torch.cat, zip(repeated(one, 20), repeated(context, 20), strict=True)))
+    mixed = replace(problem(generator, rows=40), context=both)
     found = acting.search(mixed)
     finished = (found.energies < torch.inf).sum(1)
     assert found.actions.shape[1] == 16 and (finished[:20] == 4).all() and (finished == 16).any()
@@ -536,8 +538,8 @@ class Levelled(EnergyModel):
         self.obs_dim, self.act_dim, self.level = 1, 2, level
         self.density, self.place = exact()
 
-    def encode(self, obs: Tensor) -> Tensor:
-        return self.place.expand(len(obs), -1)
+    def encode(self, obs: Tensor) -> Context:
+        return repeated(self.place, len(obs))
 
     def at(self, level: Any) -> "Levelled":
         return Levelled(level)

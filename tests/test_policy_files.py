@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from cebm.acting import Search
 from cebm.energies import MLP, EnergyModel, MixtureDensity, ModuleEnergy, Regression, Residual, Tilted
-from cebm.policy import FORMAT, VERSION, EnergyPolicy, Proposal, load
+from cebm.loading import load
+from cebm.policy import FORMAT, VERSION, EnergyPolicy, Proposal
 from cebm.samplers import MALA, DerivativeFree, Exponential, Langevin
 from cebm.settings import StorageError
 from cebm.spaces import Specification

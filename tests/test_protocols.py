@@ -10,7 +10,7 @@ import pytest
 from cebm.cli import main
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.intervals import Interval
-from cebm.policy import load
+from cebm.loading import load
 from cebm.protocols import CHOSEN, LAST, PROTOCOLS, Protocol, measure, words
 from cebm.runs import load_checkpoint, load_job, load_metrics, train, trainer_of
 from cebm.storage import read_document

@@ -28,8 +28,8 @@ from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
 from cebm.evaluation import evaluate, wilson_interval
 from cebm.learning import fit
+from cebm.loading import load
 from cebm.objectives import PositiveL2
-from cebm.policy import load
 from cebm.recipes import TRIALS
 from cebm.report import write_report
 from cebm.report.charts import Chart, Series, heat_map, number, thinned, tick_labels, ticks

@@ -24,8 +24,9 @@ from cebm.composition import vary
 from cebm.demonstrations import Demonstrations
 from cebm.energies import MLP
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED
+from cebm.loading import load
 from cebm.objectives import GradientPenalty
-from cebm.policy import FORMAT, VERSION, load
+from cebm.policy import FORMAT, VERSION
 from cebm.recipes import TRIALS
 from cebm.runs import (
     DivergedError,
@@ -274,7 +275,7 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
     assert whole.wait() == 0
     assert comparable(load_metrics(broken)) == comparable(load_metrics(tmp_path / "whole"))
     assert all("noise" in row for row in load_metrics(broken) if row["kind"] == "train")
-    assert _named(broken) == _named(tmp_path / "whole")
+    assert contents(broken).keys() == contents(tmp_path / "whole").keys()
     for name in ("policy", "best"):
         files = [contents(place / name) for place in (broken, tmp_path / "whole")]
         assert files[0] == files[1]
@@ -283,17 +284,43 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
         load_job(broken)
 
 
-def _named(where: Path) -> set[str]:
-    """The files of a run that something names. A kill may leave a file of tensors beside those that the checkpoint's
-    header names, which no reader looks at; the next save into the same directory removes it."""
-    headers = list(where.rglob("header.json"))
-    left_over = {
-        str(other.relative_to(where))
-        for path in headers
-        for other in path.parent.glob("tensors-*.safetensors")
-        if other.name != json.loads(path.read_text())["tensors"]
-    }
-    return {*contents(where)} - left_over
+def test_what_a_kill_left_is_removed_by_a_resume(run: Path) -> None:
+    """And nothing that a header names, nor the file of a process that lives."""
+    before = contents(run)
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    unfinished = run / "checkpoints/step-00000007"
+    unfinished.mkdir()
+    for directory in (newest, run / "best", run / "policy", unfinished):
+        (directory / "tensors-0123456789ab.safetensors").write_bytes(b"cut short")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (newest / f".header.json.{gone.pid}.tmp").write_bytes(b"{")
+    alive = run / f"best/.header.json.{os.getppid()}.tmp"
+    alive.write_bytes(b"{")
+    resume(run)
+    assert contents(run) == {**before, str(alive.relative_to(run)): b"{"}
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_checkpoint_whose_removal_was_cut_short_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """By a kill before its tensors or its header went."""
+    removed = [Path.unlink, shutil.rmtree][at]
+
+    def killed(path: Path, *args: Any, **kwargs: Any) -> None:
+        if "step-" in str(path):
+            raise Killed
+        removed(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*[(Path, "unlink"), (shutil, "rmtree")][at], killed)
+        with pytest.raises(Killed):
+            train(small_job(), tmp_path / "run")
+    resume(tmp_path / "run")
+    train(small_job(), tmp_path / "whole")
+    assert contents(tmp_path / "run").keys() == contents(tmp_path / "whole").keys()
 
 
 def test_sigterm_saves_first(tmp_path: Path) -> None:

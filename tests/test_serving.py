@@ -38,7 +38,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 from websockets.sync.client import connect as connect_raw  # noqa: E402
 
 from cebm.serving.client import RemotePolicy, ServerError  # noqa: E402
-from cebm.serving.draws import CannotSplit, drawing_by_client  # noqa: E402
+from cebm.serving.draws import CannotSplit, DrawnDirectly, drawing_by_client  # noqa: E402
 from cebm.serving.effort import Effort  # noqa: E402
 from cebm.serving.protocol import KINDS, pack, unpack  # noqa: E402
 from cebm.serving.server import Server  # noqa: E402
@@ -199,6 +199,8 @@ def test_a_client_gets_the_same_numbers_alone_and_among_others(name: str, genera
     seeds = torch.randint(2**62, (len(rows),), generator=generator).tolist()
     with drawing_by_client(seeds, rows, torch.device("cpu")) as shared:
         together = served.act(obs, generator=shared)
+    with drawing_by_client(seeds, rows, torch.device("cpu"), direct=False) as shared:
+        assert np.array_equal(served.act(obs, generator=shared), together)
     alone = np.concatenate(
         [
             served.act(part, generator=torch.Generator().manual_seed(seed))
@@ -226,6 +228,11 @@ def test_a_draw_that_tells_no_rows_is_no_batch() -> None:
         )
         with pytest.raises(CannotSplit, match="is not for each of 3 rows"):
             torch.rand(4, 2, generator=shared)
+    with (
+        pytest.raises(DrawnDirectly),
+        drawing_by_client([1, 2], [1, 2], torch.device("cpu"), direct=False) as shared,
+    ):
+        torch.rand(3, 2, generator=shared)
 
     def draws_once(obs: np.ndarray, wishes: dict) -> Any:
         return torch.rand(1, 8, generator=wishes["generator"]).expand(len(obs), 8) if "generator" in wishes else None

@@ -16,6 +16,7 @@ from cebm.demonstrations import Demonstrations
 from cebm.energies import MLP, EnergyModel, MixtureDensity, MLPEnergy, Regression, Residual, Tilted, TiltedEnergy
 from cebm.evaluation import evaluate
 from cebm.learning import fit
+from cebm.loading import load
 from cebm.losses import info_nce
 from cebm.negatives import MarginalActions, MarginalActionSampler, ShortChains, Uniform
 from cebm.objectives import (
@@ -29,7 +30,7 @@ from cebm.objectives import (
     PositiveL2,
 )
 from cebm.optimisers import Adam, Cosine, Decay
-from cebm.policy import EnergyPolicy, load
+from cebm.policy import EnergyPolicy
 from cebm.recipes import TRIALS, Trial, find_trial
 from cebm.samplers import Langevin
 from cebm.settings import StorageError

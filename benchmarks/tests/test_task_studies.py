@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import task_studies
 from benchmarks.task_studies import Recipe, Results, Way, measured, table, without_tilt
-from cebm.policy import load
+from cebm.loading import load
 from cebm.recipes import find_trial, vary
 from cebm.runs import Job, train
 from cebm.tasks import ParticleTask, PushT

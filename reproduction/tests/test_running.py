@@ -14,7 +14,7 @@ import scipy.stats
 import torch
 
 from cebm.engines import Local, Words, call
-from cebm.policy import load
+from cebm.loading import load
 from cebm.recipes import find_trial, vary
 from cebm.runs import restored
 from cebm.samplers import Langevin

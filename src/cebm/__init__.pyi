@@ -62,6 +62,7 @@ from cebm.export import ExportError as ExportError
 from cebm.exported import ExportedPolicy as ExportedPolicy
 from cebm.exported import load_exported as load_exported
 from cebm.learning import fit as fit
+from cebm.loading import load as load
 from cebm.negatives import GaussianMixture as GaussianMixture
 from cebm.negatives import InBatch as InBatch
 from cebm.negatives import LongChain as LongChain
@@ -93,7 +94,6 @@ from cebm.optimisers import Trapezoid as Trapezoid
 from cebm.policy import EnergyPolicy as EnergyPolicy
 from cebm.policy import Policy as Policy
 from cebm.policy import Proposal as Proposal
-from cebm.policy import load as load
 from cebm.recipes import TRIALS as TRIALS
 from cebm.recipes import Inputs as Inputs
 from cebm.recipes import Trial as Trial

@@ -135,7 +135,7 @@ class Search:
         energies = problem.energies(actions)
         index = energies.min(1).indices
         if self.choice == "draw":  # the drawn one comes first, unless it ran away
-            index = torch.where(energies[:, 0] < torch.inf, 0, index)
+            index = index.masked_fill(energies[:, 0] < torch.inf, 0)
         if problem.everything and others is not None:
             others = problem.clip(others)
             actions = torch.cat([actions, others], 1)

@@ -20,8 +20,9 @@ from cebm.engines import Engine, Local, Ray, Submitit
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.exported import load_exported
 from cebm.films import write_film
+from cebm.loading import load
 from cebm.options import options_of, with_options
-from cebm.policy import EnergyPolicy, load
+from cebm.policy import EnergyPolicy
 from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
 from cebm.protocols import PROTOCOLS, measure, to_document, words
 from cebm.recipes import TRIALS, Trial, find_trial

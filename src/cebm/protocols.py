@@ -13,7 +13,8 @@ import numpy as np
 
 from cebm.evaluation import TEST_SEED, Evaluation, evaluate
 from cebm.intervals import Interval
-from cebm.policy import EnergyPolicy, load
+from cebm.loading import load
+from cebm.policy import EnergyPolicy
 from cebm.runs import checkpoints, load_checkpoint, load_job, material_of, trainer_of
 from cebm.tasks import Task
 

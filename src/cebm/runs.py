@@ -6,7 +6,6 @@ and policy/. One process at a time writes to it: the first, where a group of pro
 
 import os
 import platform
-import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,8 @@ from cebm import __version__, legacy
 from cebm.demonstrations import Demonstrations, open_demonstrations
 from cebm.distributed import ALONE, Group, GroupError
 from cebm.evaluation import VALIDATION_SEED
-from cebm.policy import EnergyPolicy, load
+from cebm.loading import load
+from cebm.policy import FORMAT, VERSION, EnergyPolicy
 from cebm.recipes import Trial
 from cebm.selection import evaluation_row, score
 from cebm.settings import StorageError, from_json, to_json
@@ -34,9 +34,11 @@ from cebm.storage import (
     locked,
     read_document,
     read_rows,
+    remove_bundle,
     row_line,
     save_bundle,
     take,
+    tidy_bundle,
     write_atomically,
     write_document,
 )
@@ -263,6 +265,8 @@ def resume(
         if trainer.step_count == 0:
             trainer.align()
         with group.together():
+            if group.first:
+                _tidy(where)
             if changed and group.first:
                 with _writing(where):
                     write_document(where / "run.json", _run_record(job, material, group, trainer.notes))
@@ -443,7 +447,15 @@ def _save_checkpoint(
     header = {"step": trainer.step_count, "best": best, "processes": trainer.group.size}
     save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, state)
     for old in checkpoints(where)[keep:] if keep else []:
-        shutil.rmtree(old)
+        remove_bundle(old)
+
+
+def _tidy(where: Path) -> None:
+    """Removes what a killed process left of a run's bundles and no reader looks at."""
+    for directory in (where / "checkpoints").glob("step-*"):
+        tidy_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+    for name in ("best", "policy"):
+        tidy_bundle(where / name, FORMAT, VERSION)
 
 
 def checkpoints(where: Path) -> list[Path]:

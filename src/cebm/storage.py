@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 import zlib
 from collections.abc import Iterator
@@ -126,13 +127,40 @@ def save_bundle(directory: Path, kind: str, version: int, header: dict[str, Any]
     with _one_writer(directory):
         write_atomically(directory / name, content)
         write_atomically(directory / "header.json", _pretty(stored))
-        # The bundle is saved: a file that cannot be removed now is removed by the next save.
-        for other in directory.glob("tensors-*.safetensors"):
-            if other.name != name:
-                with suppress(OSError):
-                    other.unlink()
-        for other in directory.glob(".tensors-*.safetensors.*.tmp"):
-            _remove_left_over(directory, other.name[1:].rsplit(".", 2)[0])
+        _remove_all_but(directory, name)
+
+
+def _remove_all_but(directory: Path, name: str) -> None:
+    """Removes the tensor files of a bundle that its header does not name. One that cannot be removed now is removed by
+    the next save."""
+    for other in directory.glob("tensors-*.safetensors"):
+        if other.name != name:
+            with suppress(OSError):
+                other.unlink()
+    for other in (*directory.glob(".tensors-*.safetensors.*.tmp"), *directory.glob(".header.json.*.tmp")):
+        _remove_left_over(directory, other.name[1:].rsplit(".", 2)[0])
+
+
+def tidy_bundle(directory: Path, kind: str, version: int) -> None:
+    """Removes what a killed process left in a bundle: files that the header does not name, or, where there is no
+    header, the whole directory. A damaged bundle stays as it is."""
+    if not directory.is_dir():
+        return
+    with _one_writer(directory):
+        if not (directory / "header.json").exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+        with suppress(StorageError):
+            _remove_all_but(directory, load_header(directory, kind, version)["tensors"])
+
+
+def remove_bundle(directory: Path) -> None:
+    """Removes a bundle, its header last: a process that is killed meanwhile leaves a bundle that is still found, and
+    removed, by who lists the headers."""
+    for path in directory.glob("*"):
+        if path.name != "header.json":
+            path.unlink()
+    shutil.rmtree(directory)
 
 
 def load_header(directory: Path, kind: str, version: int) -> dict[str, Any]:

@@ -62,6 +62,10 @@ class EnergyModel(nn.Module, ABC):
         with evaluating(self):
             return autograd_gradients(lambda y: self.energies(context, y), actions)
 
+    def gradients(self, context: Context, actions: Actions) -> Actions:
+        """∇_y E(x, y) alone, for a sampler that does not look at the energies. A closed form may leave them out."""
+        return self.energies_and_gradients(context, actions)[1]
+
     def at(self, level: Level) -> "EnergyModel":
         """The energy at a noise level, for the same context: itself, for an energy without levels."""
         return self
@@ -118,7 +122,7 @@ class EnergyModel(nn.Module, ABC):
     def check(self, context: Context, actions: Tensor) -> None:
         """ValueError naming the argument whose shape does not fit this energy."""
         if self.context_dim is not None:
-            fits = isinstance(context, Tensor) and context.ndim == 2 and context.shape[1] == self.context_dim
+            fits = isinstance(context, Tensor) and context.shape[1:] == (self.context_dim,)
             if not fits:
                 raise ValueError(f"context must be [batch, {self.context_dim}], got {described(context)}")
         first = context if isinstance(context, Tensor) else next(leaves(context), None)
@@ -293,11 +297,11 @@ def leaves(context: Context) -> Iterator[Tensor]:
     """The tensors of a context."""
     if isinstance(context, Tensor):
         yield context
-    elif isinstance(context, Mapping):
-        for part in context.values():
-            yield from leaves(part)
     elif isinstance(context, tuple | list):
         for part in context:
+            yield from leaves(part)
+    elif isinstance(context, Mapping):
+        for part in context.values():
             yield from leaves(part)
     else:
         raise TypeError(f"a context is made of tensors, tuples, lists and dicts, not {type(context).__name__}")

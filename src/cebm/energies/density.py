@@ -6,14 +6,14 @@ import copy
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from math import inf, log, pi
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs
+from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs, described
 from cebm.energies.feedforward import Init, Linear
 from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
@@ -35,7 +35,7 @@ class Trunk(nn.Module):
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
         for place, layer in enumerate(self.layers):  # no slice: that would make a module of its own, in every call
-            obs = layer(F.relu(obs) if place else obs)
+            obs = layer.forward(F.relu(obs) if place else obs)  # a module's call takes as long as a small layer
         return obs
 
 
@@ -72,8 +72,24 @@ class RegressionEnergy(EnergyModel):
         return context
 
 
+class Mixture(NamedTuple):
+    """A mixture of Gaussians for each observation. A chain asks for heights and precisions at every step, so they are
+    computed once."""
+
+    log_weights: Float[Tensor, "batch k"]
+    """log w_k."""
+    means: Float[Tensor, "batch k act"]
+    """μ_k."""
+    log_stds: Float[Tensor, "batch k act"]
+    """log σ_k."""
+    heights: Float[Tensor, "batch k"]
+    """log w_k − Σ log σ_k − (d/2) log 2π."""
+    precisions: Float[Tensor, "batch k act"]
+    """1/σ_k²."""
+
+
 class MixtureDensityEnergy(EnergyModel):
-    """E(x, y) = −log Σ_k w_k(x) N(y; μ_k(x), diag σ_k(x)²), σ_k² = floor² + e^{2s_k}. The context is (log w, μ, log σ).
+    """E(x, y) = −log Σ_k w_k(x) N(y; μ_k(x), diag σ_k(x)²), σ_k² = floor² + e^{2s_k}. The context is a `Mixture`.
 
     Weights and components have a network each. Which mode it is should be the weights' work: they have a hidden layer
     more, and the components a quarter of the width, beside a linear path from the observation to the means, as actions
@@ -103,7 +119,6 @@ class MixtureDensityEnergy(EnergyModel):
         self.components, self.floor = components, floor
         self.level: Level | None = None
         self.obs_dim, self.act_dim = obs_dim, act_dim
-        self.context_dim = components * (2 + 3 * act_dim)
         quarter = max(1, width // 4) if width > 0 else width
         self.weighing = Trunk(obs_dim, components, width, hidden_layers + 1, init, generator)
         self.placing = Trunk(obs_dim, 2 * components * act_dim, quarter, hidden_layers, init, generator)
@@ -113,17 +128,16 @@ class MixtureDensityEnergy(EnergyModel):
         if self.obs_dim == 0:
             obs = obs.new_empty(obs.shape[0], 0)
         self.check_obs(obs)
-        means, log_stds = self.placing(obs).chunk(2, 1)
+        means, log_stds = self.placing.forward(obs).chunk(2, 1)
         # σ stays in [e⁻⁷, e²]: a component that collapses onto one demonstration would make the loss unbounded.
         log_stds = 4.5 * torch.tanh(log_stds / 4.5) - 2.5
         if self.floor:
             log_stds = 0.5 * (2 * log_stds).exp().add(self.floor**2).log()
-        log_weights = self.weighing(obs).log_softmax(1)
-        # A chain asks for log w_k − Σ log σ_k − (d/2) log 2π and 1/σ_k² at every step: once is enough.
-        sums = log_stds.view(-1, self.components, self.act_dim).sum(-1)
-        heights = log_weights - sums - 0.5 * self.act_dim * log(2 * pi)
-        precisions = (-2 * log_stds).exp()
-        return torch.cat([log_weights, means + self.linear(obs), log_stds, heights, precisions], 1)
+        log_weights = self.weighing.forward(obs).log_softmax(1)
+        shape = (-1, self.components, self.act_dim)
+        means, log_stds = (means + self.linear.forward(obs)).view(shape), log_stds.view(shape)
+        heights = log_weights - log_stds.sum(-1) - 0.5 * self.act_dim * log(2 * pi)
+        return Mixture(log_weights, means, log_stds, heights, (-2 * log_stds).exp())
 
     def at(self, level: Level) -> "MixtureDensityEnergy":
         """The density blurred by N(0, s²): every component's variance grows by s². It shares the weights, and its
@@ -138,14 +152,16 @@ class MixtureDensityEnergy(EnergyModel):
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
         """∇E = Σ_k r_k (y − μ_k)/σ_k², with r_k the share of component k in the density at y."""
         parts, pull = self._parts(context, actions)
-        gradients = (parts.softmax(-1).unsqueeze(-1) * pull).sum(2)
-        return -parts.logsumexp(-1), gradients
+        return -parts.logsumexp(-1), _slopes(parts, pull)
+
+    def gradients(self, context: Context, actions: Actions) -> Actions:
+        return _slopes(*self._parts(context, actions))
 
     def best(self, context: Context) -> Float[Tensor, "batch act"]:
         """The component mean with the most probability around it: where the density, smoothed by N(0, 0.05²), is
         highest. (Unsmoothed, that would be the mean of the narrowest component, however light, as components narrow
         down to single demonstrations.)"""
-        log_weights, means, log_stds = self._mixture(context)
+        log_weights, means, log_stds, _, _ = context
         variances = (2 * log_stds).exp() + 0.05**2
         distances = (means.unsqueeze(2) - means.unsqueeze(1)).square() / variances.unsqueeze(1)
         heights = log_weights.unsqueeze(1) - 0.5 * (distances + variances.log().unsqueeze(1)).sum(-1)
@@ -154,10 +170,10 @@ class MixtureDensityEnergy(EnergyModel):
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the mixture itself."""
-        batch = context.shape[0]
+        batch = context.means.shape[0]
         rows = 1 if shared else batch
-        uniform = draw_uniform(generator, (rows, n), context)
-        normal = draw_normal(generator, (rows, n, self.act_dim), context)
+        uniform = draw_uniform(generator, (rows, n), context.means)
+        normal = draw_normal(generator, (rows, n, self.act_dim), context.means)
         return self.place(context, uniform.expand(batch, -1), normal.expand(batch, -1, -1))
 
     def excess(self, context: Context, actions: Actions) -> Energies:
@@ -169,7 +185,7 @@ class MixtureDensityEnergy(EnergyModel):
         self, context: Context, uniform: Float[Tensor, "batch n"], normal: Float[Tensor, "batch n act"]
     ) -> Float[Tensor, "batch n act"]:
         """The draws that these numbers make: the component by inversion, then its mean and deviation."""
-        log_weights, means, log_stds = self._mixture(context)
+        log_weights, means, log_stds, _, _ = context
         # How many cumulated weights a number has reached; a search is no quicker, and cannot be exported.
         reached = log_weights.exp().cumsum(1).unsqueeze(1) <= uniform.unsqueeze(2)
         component = reached.sum(2).clamp_max(self.components - 1)
@@ -181,29 +197,29 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> tuple[Float[Tensor, "batch samples k"], Float[Tensor, "batch samples k act"]]:
         """log w_k N(y; μ_k, σ_k²), and (y − μ_k)/σ_k²."""
         self.check(context, actions)
-        log_weights, means, log_stds, heights, precisions = self._split(context)
-        shape = (-1, 1, self.components, self.act_dim)
-        away = actions.unsqueeze(2) - means.view(shape)
+        log_weights, means, log_stds, heights, precisions = context
+        away = actions.unsqueeze(2) - means.unsqueeze(1)
         if self.level is None:
-            pull = away * precisions.view(shape)
+            pull = away * precisions.unsqueeze(1)
             return heights.unsqueeze(1) - 0.5 * (away * pull).sum(-1), pull
         blur = torch.as_tensor(self.level, dtype=actions.dtype, device=actions.device)
         blur = blur[..., None, None] if blur.ndim else blur
-        variances = (2 * log_stds).exp().view(shape) + blur.square()
+        variances = (2 * log_stds).exp().unsqueeze(1) + blur.square()
         pull = away / variances
         logs = (variances.log() + log(2 * pi)).sum(-1) + (away * pull).sum(-1)
         return log_weights.unsqueeze(1) - 0.5 * logs, pull
 
-    def _mixture(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """log w_k, μ_k and log σ_k."""
-        log_weights, means, log_stds, _, _ = self._split(context)
-        shape = (-1, self.components, self.act_dim)
-        return log_weights, means.view(shape), log_stds.view(shape)
+    def check(self, context: Context, actions: Tensor) -> None:
+        if not isinstance(context, Mixture) or context.means.shape[1:] != (self.components, self.act_dim):
+            size = f"{self.components} components in {self.act_dim} dimensions"
+            raise ValueError(f"context must be a Mixture of {size}, got {described(context)}")
+        super().check(context, actions)
 
-    def _split(self, context: Context) -> tuple[Tensor, ...]:
-        """As `encode` put it together."""
-        k, each = self.components, self.components * self.act_dim
-        return context.split([k, each, each, k, each], 1)
+
+def _slopes(
+    parts: Float[Tensor, "batch samples k"], pull: Float[Tensor, "batch samples k act"]
+) -> Float[Tensor, "batch samples act"]:
+    return (parts.softmax(-1).unsqueeze(-1) * pull).sum(2)
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,8 @@ class MLPEnergy(FeedForwardEnergy):
 
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
         for layer in _linears(self.hidden):
-            pre = layer(self._drop(F.relu(pre)))
-        return self.last(self._drop(F.relu(pre))).squeeze(-1)
+            pre = layer.forward(self._drop(F.relu(pre)))
+        return self.last.forward(self._drop(F.relu(pre))).squeeze(-1)
 
     @property
     def scratch_buffers(self) -> int:

@@ -50,6 +50,10 @@ class TiltedEnergy(EnergyModel):
         energies, gradients = self.base.energies_and_gradients(base, actions)
         return energies + tilts, gradients + slopes
 
+    def gradients(self, context: Context, actions: Actions) -> Actions:
+        tilt, base = self._pair(context)
+        return self.base.gradients(base, actions) + self.tilt.gradients(tilt, actions)
+
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the base q."""
         return self.base.propose(context[1], n, generator, shared)

@@ -9,7 +9,7 @@ import jinja2
 import numpy as np
 
 from cebm import __version__
-from cebm.policy import load
+from cebm.loading import load
 from cebm.report import records, tables
 from cebm.report.charts import BLACK, BLUE, DASHED, DOTTED, GREEN, GREY, SKY, VERMILLION, Chart, Series, number, png_uri
 from cebm.report.records import SUCCESS, Group, Run, grouped, in_words, interval_of, value_of

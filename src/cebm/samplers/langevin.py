@@ -86,7 +86,7 @@ class Langevin:
         self, energy: EnergyModel, context: Context, state: LangevinState, k: int, generator: torch.Generator
     ) -> LangevinState:
         """The next state alone, without what `step` says about it."""
-        gradients = energy.energies_and_gradients(context, state.actions)[1]
+        gradients = energy.gradients(context, state.actions)
         return LangevinState(self._clip(state.actions, self._wanted(gradients, k, generator)))
 
     def small_steps(self, size: float) -> "Langevin":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cebm.policy import load
+from cebm.loading import load
 from cebm.serving import serve
 from cebm.serving.access import read_token
 from cebm.serving.metrics import LOG, JsonLines, log

@@ -10,30 +10,65 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from cebm.randomness import Noise, draw_index
+
 
 class CannotSplit(ValueError):
     """A piece draws random numbers in a shape that does not tell which row they are for."""
 
 
-@contextmanager
-def drawing_by_client(seeds: Sequence[int], rows: Sequence[int], device: torch.device) -> Iterator[torch.Generator]:
-    """A generator for `policy.act` inside the block: what is drawn with it for all rows is drawn for each client's
-    `rows` in turn, from a generator with the client's seed. Of one client it is that client's generator itself.
+class DrawnDirectly(ValueError):
+    """A piece draws with torch's own functions, so that clients' numbers were not their own."""
 
-    It works by torch's function mode, for every `torch.rand…`, `multinomial` and `tensor.normal_` whose first axis is
-    the batch, in pieces of the user's own too; a draw of another shape raises `CannotSplit`.
+
+@contextmanager
+def drawing_by_client(
+    seeds: Sequence[int], rows: Sequence[int], device: torch.device, direct: bool = True
+) -> Iterator[torch.Generator]:
+    """A generator for `policy.act` inside the block: what is drawn with it for all rows is drawn for each client's
+    `rows` in turn, from a generator with the client's seed. Of one client it is that client's generator itself. The
+    first axis of a draw must be the batch; another shape raises `CannotSplit`.
+
+    Pieces of ours draw by `cebm.randomness`. With `direct` every `torch.rand…`, `multinomial` and `tensor.normal_` of
+    others is found too, by torch's function mode, which all other calls of torch pay for; without it a block in which
+    there was such a draw raises `DrawnDirectly`.
     """
     generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
     if len(generators) == 1:
         yield generators[0]
         return
-    shared = torch.Generator(device)
-    with _Split(shared, generators, rows):
-        yield shared
+    split = _Split(_Clients(device), generators, rows)
+    split.shared.split = split
+    if direct:
+        with split:
+            yield split.shared
+        return
+    before = split.shared.get_state()
+    yield split.shared
+    if not torch.equal(before, split.shared.get_state()):
+        raise DrawnDirectly("a piece draws with torch's own functions")
+
+
+class _Clients(Noise):
+    """All clients' generators as one."""
+
+    split: "_Split"
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self.split.each(torch.randn, (), shape, {"dtype": like.dtype, "device": like.device})
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return self.split.each(torch.rand, (), shape, {"dtype": like.dtype, "device": like.device})
+
+    def index(self, weights: Tensor, n: int) -> Tensor:
+        """As `draw_index` draws for each client alone."""
+        parts = weights.split(self.split.counts(tuple(weights.shape)))
+        pairs = zip(self.split.generators, parts, strict=True)
+        return torch.cat([draw_index(generator, part, n) for generator, part in pairs])
 
 
 class _Split(TorchFunctionMode):
-    def __init__(self, shared: torch.Generator, generators: list[torch.Generator], rows: Sequence[int]) -> None:
+    def __init__(self, shared: _Clients, generators: list[torch.Generator], rows: Sequence[int]) -> None:
         super().__init__()
         self.shared, self.generators, self.rows = shared, generators, list(rows)
 
@@ -47,22 +82,23 @@ class _Split(TorchFunctionMode):
         if args and isinstance(args[0], Tensor):
             return self._of_tensor(function, args[0], args[1:], kwargs)
         before, size = _size(args, kwargs)
-        drawn = [
-            function(*before, (count, *size[1:]), generator=generator, **kwargs)
-            for count, generator in zip(self._counts(size), self.generators, strict=True)
-        ]
-        return torch.cat(drawn)
+        return self.each(function, before, size, kwargs)
+
+    def each(self, function: Callable, before: tuple, size: Sequence[int], kwargs: dict[str, Any]) -> Tensor:
+        """A draw of this size, each client's rows by its own generator."""
+        pairs = zip(self.counts(size), self.generators, strict=True)
+        return torch.cat([function(*before, (n, *size[1:]), generator=each, **kwargs) for n, each in pairs])
 
     def _of_tensor(self, function: Callable, values: Tensor, others: tuple, kwargs: dict[str, Any]) -> Tensor:
         """A draw that depends on a tensor of the batch (`torch.multinomial`), or fills it (`tensor.normal_`)."""
-        parts = values.split(self._counts(tuple(values.shape)))
+        parts = values.split(self.counts(tuple(values.shape)))
         drawn = [
             function(part, *others, generator=generator, **kwargs)
             for part, generator in zip(parts, self.generators, strict=True)
         ]
         return values if drawn[0] is parts[0] else torch.cat(drawn)
 
-    def _counts(self, size: Sequence[int]) -> list[int]:
+    def counts(self, size: Sequence[int]) -> list[int]:
         """How much of the first axis belongs to each client."""
         times, left = divmod(size[0] if size else 0, sum(self.rows))
         if left or not times:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cebm.serving.draws import CannotSplit, drawing_by_client
+from cebm.serving.draws import CannotSplit, DrawnDirectly, drawing_by_client
 from cebm.serving.effort import Effort, milliseconds
 from cebm.serving.metrics import Metrics, log
 from cebm.serving.protocol import Refused
@@ -74,6 +74,8 @@ class Served:
     """Where it acts."""
     name: str
     """Where it comes from, for logs and clients."""
+    direct: bool = False
+    """Whether a piece of it draws with torch's own functions, which a batch found out."""
 
     @classmethod
     def of(cls, policy: Any, name: str) -> "Served":
@@ -113,11 +115,16 @@ class Served:
         if refused:
             raise ValueError(f"the policy does not take {', '.join(refused)}")
         rows = [len(work.inputs) for work in batch]
-        with ExitStack() as stack:
-            if first.seed is not None and "generator" in self.takes:
-                seeds = [work.seed for work in batch if work.seed is not None]
-                wishes["generator"] = stack.enter_context(drawing_by_client(seeds, rows, self.device))
-            found = self._acted(obs, first.request.call, wishes)
+        try:
+            with ExitStack() as stack:
+                if first.seed is not None and "generator" in self.takes:
+                    seeds = [work.seed for work in batch if work.seed is not None]
+                    draws = drawing_by_client(seeds, rows, self.device, self.direct)
+                    wishes["generator"] = stack.enter_context(draws)
+                found = self._acted(obs, first.request.call, wishes)
+        except DrawnDirectly:
+            self.direct = True
+            return self.answers(batch)
         ends = np.cumsum(rows)[:-1]
         parts = {name: np.split(values, ends) for name, values in found.items()}
         return [{name: values[i] for name, values in parts.items()} for i in range(len(batch))]
@@ -255,7 +262,7 @@ class Engine:
             worker.batch = []
 
     def _taken(self) -> list[Work] | None:
-        """Whatever is queued, up to the limit of rows; None when the engine stops."""
+        """Whatever is queued, up to the limit of a batch; None when the engine stops."""
         with self._wake:
             while not self._queue:
                 if self._stopped:
@@ -264,7 +271,7 @@ class Engine:
             batch: list[Work] = []
             rows = 0
             weight = 0.0
-            while self._queue and (not batch or weight + self._queue[0].request.weight <= self.limits.rows):
+            while self._queue and (not batch or weight + self._queue[0].request.weight <= self.limits.batch):
                 work = self._queue.popleft()
                 weight += work.request.weight
                 rows += len(work.inputs)

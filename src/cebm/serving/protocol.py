@@ -80,6 +80,10 @@ def quoted(value: Any) -> str:
 
 _OWN_BYTES = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8}
 _OWN_BYTES |= {0xCC + i: 1 << i for i in range(4)} | {0xD0 + i: 1 << i for i in range(4)}
+_OWN_BYTES |= dict.fromkeys((*range(128), *range(224, 256)), 0)
+_OWN_BYTES |= {0xA0 + i: i for i in range(0x20)}
+_SKIPPED = [None if code not in _OWN_BYTES else 1 + _OWN_BYTES[code] for code in range(256)]
+"""Bytes of a value without inner ones whose length its first byte tells."""
 _LENGTH_BYTES = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
 _COUNT_BYTES = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
 
@@ -87,43 +91,44 @@ _COUNT_BYTES = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 
 def scan(frame: bytes) -> None:
     """Walks through a frame by its headers and makes nothing. Refuses what is truncated, nested too deep, of too many
     values, or of extension types."""
-    place, seen, missing = 0, 0, [1]
-    while missing:
-        if not missing[-1]:
-            missing.pop()
+    place, seen, left, end = 0, 0, 1, len(frame)
+    outer: list[int] = []  # values that are missing of the maps and lists around this one
+    while left or outer:
+        if not left:
+            left = outer.pop()
             continue
-        missing[-1] -= 1
+        left -= 1
         seen += 1
         if seen > MOST_VALUES:
             raise Refused("too-many-values", f"the frame has more than {MOST_VALUES} values")
         try:
-            place, inside = _header(frame, place)
+            skipped, inside = _SKIPPED[frame[place]], 0
+            if skipped is None:
+                place, inside = _header(frame, place)
+            else:
+                place += skipped
         except (IndexError, struct.error) as error:
-            raise Refused("not-msgpack", f"the frame ends within a value, at byte {len(frame)}") from error
-        if place > len(frame) or inside > len(frame) - place:
-            raise Refused("not-msgpack", f"the frame ends within a value, at byte {len(frame)}")
+            raise Refused("not-msgpack", f"the frame ends within a value, at byte {end}") from error
+        if place > end or inside > end - place:
+            raise Refused("not-msgpack", f"the frame ends within a value, at byte {end}")
         if inside:
-            if len(missing) > MOST_DEPTH:
+            if len(outer) >= MOST_DEPTH:
                 raise Refused("too-deep", f"the frame is nested more than {MOST_DEPTH} deep")
-            missing.append(inside)
-    if place != len(frame):
+            outer.append(left)
+            left = inside
+    if place != end:
         raise Refused("not-msgpack", f"{len(frame) - place} bytes are left over behind the frame's value")
 
 
 def _header(frame: bytes, place: int) -> tuple[int, int]:
-    """Where the value at `place` ends, or its first inner one begins; and how many inner ones it has."""
+    """Where the value at `place` ends, or its first inner one begins; and how many inner ones it has. For those that
+    tell no length by their first byte alone."""
     code = frame[place]
     place += 1
-    if code <= 0x7F or code >= 0xE0:
-        return place, 0
-    if code <= 0x8F:
+    if 0x80 <= code <= 0x8F:
         return place, 2 * (code & 0x0F)
-    if code <= 0x9F:
+    if 0x90 <= code <= 0x9F:
         return place, code & 0x0F
-    if code <= 0xBF:
-        return place + (code & 0x1F), 0
-    if code in _OWN_BYTES:
-        return place + _OWN_BYTES[code], 0
     if code in _LENGTH_BYTES:
         form = _LENGTH_BYTES[code]
         return place + struct.calcsize(form) + struct.unpack_from(form, frame, place)[0], 0

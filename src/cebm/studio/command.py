@@ -6,7 +6,7 @@ import webbrowser
 from typing import TYPE_CHECKING
 
 from cebm.commands import import_pieces, named_task, set_threads
-from cebm.policy import load
+from cebm.loading import load
 from cebm.studio.desk import Desk
 from cebm.studio.server import StudioServer
 from cebm.studio.subject import Subject, open_subject

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from cebm.demonstrations import Demonstrations, open_demonstrations
-from cebm.policy import EnergyPolicy, load
+from cebm.loading import load
+from cebm.policy import EnergyPolicy
 from cebm.runs import demonstrations_of, load_job
 from cebm.studio.training import Progress
 from cebm.tasks import VALIDATION_SEED, Task, TaskError, task_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cebm.evaluation import TEST_SEED, evaluate
-from cebm.policy import load
+from cebm.loading import load
 from cebm.runs import DivergedError, Job, load_metrics, material_of, resume, source_commit, train
 from cebm.selection import score
 from cebm.settings import from_json, import_piece_module, to_json

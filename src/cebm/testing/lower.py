@@ -254,7 +254,9 @@ class _EnergyChecks:
             with mode():
                 values, slopes = energy.energies_and_gradients(energy.encode(obs), actions)
                 same = torch.allclose(values, energy(obs, actions), atol=1e-8)
+                again = torch.allclose(energy.gradients(energy.encode(obs), actions), slopes, atol=1e-8)
             name = mode.__name__
+            say(again, f"gradients gives others than energies_and_gradients, under {name}")
             say(same, f"energies_and_gradients gives other energies than energies, under {name}")
             # A kink (ReLU) between the two ends of a difference may spoil one of many entries.
             off = ((slopes.detach() - wanted).abs() > 1e-4 * (1 + wanted.abs())).double().mean()

@@ -19,9 +19,10 @@ from cebm.decisions import Decision
 from cebm.demonstrations import Demonstrations
 from cebm.energies import MixtureDensity
 from cebm.learning import fit
+from cebm.loading import load
 from cebm.objectives import Likelihood
 from cebm.optimisers import Adam, Cosine
-from cebm.policy import EnergyPolicy, load
+from cebm.policy import EnergyPolicy
 from cebm.recipes import Inputs, Trial
 from cebm.trust.calibration import Calibration, calibrate, signals
 

@@ -141,7 +141,10 @@ def default_words(candidates: Sequence[str], held: Mapping[str, Any], what: str,
     for candidate in candidates:
         if _matching(candidate, held):
             return (candidate,)
-    raise wanted.error(f"none of the usual names of {what} is there: name it ({what}=…); it holds {listed(held)}")
+    raise wanted.error(
+        f"none of the usual names of {what} is there: name it ({what}=…, or --data-{what} on the command line); "
+        f"it holds {listed(held)}"
+    )
 
 
 def layout_of(
@@ -309,8 +312,8 @@ def _usual_episodes(wanted: Wanted, held: Mapping[str, Any], used: Collection[st
     if flags:
         return flags
     raise wanted.error(
-        "nothing says where episodes end: name it (episodes=…: ends, lengths, an id per step, or flags of the last "
-        f"step), or say episodes=one or episodes=each; it holds {listed(held)}"
+        "nothing says where episodes end: name it (episodes=…, or --data-episodes on the command line: ends, lengths, "
+        f"an id per step, or flags of the last step), or say episodes=one or episodes=each; it holds {listed(held)}"
     )
 
 
