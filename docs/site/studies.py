@@ -26,7 +26,7 @@ def percent(share: float) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by the name of its marks."""
-    return {**trust(), **push_t(), **samplers()}
+    return {**trust(), **push_t(), **samplers(), **annealed()}
 
 
 def trust() -> dict[str, str]:
@@ -149,3 +149,26 @@ def samplers() -> dict[str, str]:
         "nuts": table(head, [(target, *(cell(target, name) for name in names)) for target in targets]),
         "planted": table(("sampler", "repetitions", "result"), planted),
     }
+
+
+def annealed() -> dict[str, str]:
+    """docs/annealed.md."""
+    found = _json("docs/annealed/speed.json")
+    rows = [
+        (
+            name,
+            f"{found[name]['median']['step_ms']:.1f} ms",
+            f"{found[name]['median']['mm_gigaflops_per_second']:.0f} GFLOP/s",
+            f"{found[name]['median']['share_of_mm']:.2f}",
+            f"{found[name]['replan_wall_ms_median']:.1f} ms",
+        )
+        for name in ("float32", "bf16")
+    ]
+    head = (
+        "precision",
+        "CPU time of a step",
+        "`torch.mm` beside it",
+        "share of it",
+        "re-plan, 32 candidates, 5 levels",
+    )
+    return {"annealed speed": table(head, rows)}
