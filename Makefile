@@ -32,9 +32,10 @@ demo: install
 	$(BIN)/cebm eval runs/demo --episodes 200
 	$(BIN)/cebm report runs/demo --out runs/demo/report.html
 
-# The site, in build/docs/html: open index.html there. Needs npm once, for MathJax. A warning is an error.
+# The site, in build/docs/html: open index.html there. Needs npm once, for MathJax. A warning is an error. The examples
+# are run, which takes some minutes; make docs ARGS=--quick leaves them out, for a look at a page while writing it.
 docs: .venv/documented
-	$(BIN)/python -m docs.site build/docs/source
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m docs.site build/docs/source $(ARGS)
 	$(BIN)/python -m sphinx -b html -c docs/site -W -n --keep-going -q -E -d build/docs/doctrees build/docs/source build/docs/html
 
 .venv/documented: .venv/installed docs/requirements.txt

@@ -28,6 +28,10 @@ class Log:
     """Change of the action at each seam."""
     within: list[float] = field(default_factory=list)
     """Change of the action elsewhere."""
+    actions: list[np.ndarray] = field(default_factory=list)
+    """The action of each tick."""
+    fresh: list[int] = field(default_factory=list)
+    """Ticks at which a new chunk began."""
     held: int = 0
     """Ticks at which the chunk was at its end and the answer was not there."""
     ticks: int = 0
@@ -69,6 +73,9 @@ class AsynchronousChunks:
         if self.last is not None:
             change = float(np.abs(action - self.last).max())
             (self.log.seams if fresh else self.log.within).append(change)
+        if fresh:
+            self.log.fresh.append(self.log.ticks)
+        self.log.actions.append(action)
         self.log.held += held
         self.log.ticks += 1
         self.played, self.tick, self.last = self.played + 1, self.tick + 1, action
@@ -121,13 +128,17 @@ def loop(policy: Any, task: ParticleTask, episodes: int, seed: int, **chunks: An
     return actor.log, float(np.mean([bool(row["success"]) for row in rows]))
 
 
+def chunked(task: ParticleTask, steps: int) -> cebm.EnergyPolicy:
+    """A policy with chunks of 8 actions."""
+    shown = task.demonstrations(500, 0)
+    return cebm.fit(shown.obs, shown.actions, shown.episode_ends, steps=steps, horizon=8)
+
+
 def main(latencies: Sequence[float] = (0.0, 0.1, 0.3), episodes: int = 10, steps: int = 1500) -> list[str]:
     """Trains a policy with chunks of 8, serves it, and plays it with each latency; the lines that it prints."""
     task = ParticleTask(dim=2)
-    shown = task.demonstrations(500, 0)
-    with_chunks = cebm.fit(shown.obs, shown.actions, shown.episode_ends, steps=steps, horizon=8)
     lines = []
-    with cebm.serve(with_chunks) as server, cebm.connect(server.url, timeout_s=5.0) as policy:
+    with cebm.serve(chunked(task, steps)) as server, cebm.connect(server.url, timeout_s=5.0) as policy:
         for latency in latencies:
             for joined in (False, True):
                 log, success = loop(policy, task, episodes, 7, latency=latency, joined=joined)

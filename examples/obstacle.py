@@ -5,6 +5,7 @@ are a policy without constraints, `mdn` with the first of 64 draws that is allow
 stays where it was), and the energy under the constraints. Run me: I take about five minutes; `main` takes less.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,33 +70,32 @@ def reachable(task: ParticleTask, episodes: int, seed: int) -> float:
     return float(fine.mean())
 
 
+def actors(task: ParticleTask, steps: int, trials: Sequence[str] = ("steady", "mdn")) -> dict[str, Any]:
+    """Who acts, by name: policies as they are, with rejection of their draws, and constrained."""
+    shown = task.demonstrations(500, 0)
+    found: dict[str, Any] = {}
+    for name in trials:
+        policy = cebm.fit(shown.obs, shown.actions, shown.episode_ends, trial=name, steps=steps, limits=task.limits)
+        constrained = policy
+        for disc in DISCS:
+            constrained = constrained.with_constraint(disc)
+        found |= {
+            f"{name}, no constraint": Runner(policy),
+            f"{name}, first allowed draw": FirstAllowed(policy),
+            f"{name}, constrained": Runner(constrained, fallback=stay),
+        }
+    return found
+
+
 def main(steps: int = 1500, episodes: int = 200, seed: int = 11) -> dict[str, tuple[float, int]]:
     """Success and collisions of each way to act."""
     task = ParticleTask(dim=2)
-    shown = task.demonstrations(500, 0)
-    fitted = {
-        name: cebm.fit(shown.obs, shown.actions, shown.episode_ends, trial=name, steps=steps, limits=task.limits)
-        for name in ("steady", "mdn")
-    }
-    constrained = {}
-    for name, policy in fitted.items():
-        for disc in DISCS:
-            policy = policy.with_constraint(disc)
-        constrained[name] = policy
-    actors: dict[str, Any] = {
-        "steady, no constraint": Runner(fitted["steady"]),
-        "mdn, no constraint": Runner(fitted["mdn"]),
-        "steady, first allowed draw": FirstAllowed(fitted["steady"]),
-        "mdn, first allowed draw": FirstAllowed(fitted["mdn"]),
-        "mdn, constrained": Runner(constrained["mdn"], fallback=stay),
-        "steady, constrained": Runner(constrained["steady"], fallback=stay),
-    }
     print(
         f"episodes whose goals can be reached from outside of the discs: {reachable(task, episodes, seed):.1%}",
         flush=True,
     )
     found = {}
-    for name, actor in actors.items():
+    for name, actor in actors(task, steps).items():
         watched = Watched(actor)
         rows = task.roll_out(watched, episodes, seed).rows
         found[name] = float(np.mean([bool(row["success"]) for row in rows])), watched.collisions

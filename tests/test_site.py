@@ -1,5 +1,6 @@
 """The documentation site: pages, links, names and numbers are checked without Sphinx; the slow part builds it all."""
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cebm.recipes import TRIALS
-from docs.site import numbers, pages, reference
+from docs.site import examples, numbers, pages, reference, running
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,7 +33,7 @@ def test_links_of_the_assembled_site_lead_somewhere(assembled: Path) -> None:
     """Files and headings; MyST makes a heading's anchor as GitHub does."""
     broken, seen = [], 0
     for page in assembled.rglob("*.md"):
-        for link in re.findall(r"\]\(([^()\s]+)\)", "".join(pages.FENCE.split(page.read_text())[::2])):
+        for link in re.findall(r"\]\(([^()\s]+)\)", "".join(running.FENCE.split(page.read_text())[::2])):
             if re.match(r"[a-z]+:", link):
                 continue
             seen += 1
@@ -85,7 +86,23 @@ def test_a_public_name_without_a_docstring_stops_the_build(monkeypatch: pytest.M
     assert reference.undocumented(entries) == []
     monkeypatch.setattr(reference, "public_names", lambda: [*entries, planted[0]])
     with pytest.raises(ValueError, match=r"need a docstring of 4 words or more: cebm\.Bare"):
-        reference.pages()
+        reference.pages({})
+
+
+@pytest.mark.parametrize("room", examples.parts()[1])
+def test_the_examples_of_the_reference_run(room: str, tmp_path: Path, unchecked_shapes: None) -> None:
+    examples.shown(room, tmp_path)
+
+
+def test_a_public_name_without_an_example_stops_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = reference.public_names()
+    assert reference.without_example(entries) == []
+    assert {entry.room for entry in entries} == set(examples.parts()[1])
+    planted = reference.Name("uncalled", "acting", test_names_become_references_but_not_in_code)
+    monkeypatch.setattr(reference, "public_names", lambda: [*entries, planted])
+    monkeypatch.setattr(reference, "undocumented", lambda entries: [])
+    with pytest.raises(ValueError, match=r"need an example in docs/reference\.md: acting\.uncalled$"):
+        reference.pages({})
 
 
 def test_names_become_references_but_not_in_code() -> None:
@@ -108,15 +125,28 @@ def test_front_page_and_readme_share_one_text(assembled: Path) -> None:
     assert numbers.front()[0][0] in readme
 
 
-def test_the_decision_table_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_page_has_its_own_title(assembled: Path) -> None:
+    titles = [re.search(r"^# (.*)$", page.read_text(), re.M) for page in assembled.glob("*.md")]
+    found = [title[1] for title in titles if title]
+    assert len(found) == len(titles) > 20 and len({title.lower() for title in found}) == len(found)
+
+
+def test_the_numbers_of_pages_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    for page in pages.PAGES:
+        text = (ROOT / page).read_text()
+        assert not re.search(r"^<!-- =", text, re.M), f"{page}: a mark at the start of a line ends the paragraph"
+        assert numbers.refreshed(text) == text, f"{page}: run python -m docs.site --records"
+    marked = "<!-- = push-t lowest -->0.5<!-- / -->"
+    assert numbers.refreshed(marked) not in (marked, "")
+    with pytest.raises(ValueError, match="no record gives the number 'nothing'"):
+        numbers.refreshed("<!-- = nothing -->0.5<!-- / -->")
     text = (ROOT / "docs/choose.md").read_text()
-    assert numbers.refreshed(text) == text, "run python -m docs.site --records"
     monkeypatch.setattr(numbers, "_stability", lambda case, way="as-trained": "12.3 %")
     assert "12.3 %" in numbers.refreshed(text) != text
 
 
 def test_how_to_pages_name_real_settings() -> None:
-    text = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("choose", "troubles"))
+    text = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("choose", "report", "troubles"))
     settings = set(re.findall(r"--([a-z]+)\.([a-z-]+)", text))
     assert len(settings) > 5
     for part, setting in settings:
@@ -125,6 +155,14 @@ def test_how_to_pages_name_real_settings() -> None:
         ("mcmc-loss", "conditional-maxent")
     }
     assert {name for pair in recipes for name in pair if name} <= set(TRIALS)
+
+
+def test_the_page_about_reports_names_its_charts_and_parts() -> None:
+    text = (ROOT / "docs/report.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "src/cebm/report").iterdir() if path.is_file())
+    named = re.findall(r"\*([A-Z][\w ]+)\*", text) + re.findall(r"^## (?!The head)(.*?):", text, re.M)
+    assert len(named) > 10
+    assert [name for name in named if name not in source] == []
 
 
 def test_troubles_names_real_warnings_and_messages() -> None:
@@ -142,17 +180,43 @@ def test_troubles_names_real_warnings_and_messages() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(pages.RUN))
-def test_tutorials_run(page: str, tmp_path: Path) -> None:
+def test_tutorials_run(page: str, tmp_path: Path, unchecked_shapes: None) -> None:
     """With little training; a build runs them as they are."""
     pytest.importorskip("matplotlib", reason="the tutorial draws")
     text = (ROOT / page).read_text()
-    short = re.sub(r"steps=\d+", "steps=3", re.sub(r"episodes=\d+", "episodes=4", text))
-    shown = pages.ran(short, page, tmp_path)
-    assert shown.count(":class: output") >= 5 and "](first-policy.png)" in shown
-    with pytest.raises(RuntimeError, match="this example does not run"):
-        pages.ran("```python\n1 / 0\n```", page, tmp_path)
+    pictures = [name for name, _ in running.PICTURE.findall(text)]
+    for pattern, few in ((r"\bsteps([= ])\d{3,}", "3"), (r"\bepisodes([= ])\d+", "4"), ("4([_,])000", "100")):
+        text = re.sub(pattern, lambda found, few=few: found[0].partition(found[1])[0] + found[1] + few, text)
+    shown = running.ran(text, page, tmp_path)
+    assert ":class: output" in shown and all(f"]({name})" in shown for name in pictures)
+    assert {path.name for path in tmp_path.iterdir()} == set(pictures)
+
+
+def test_an_example_that_does_not_run_stops_the_build(tmp_path: Path) -> None:
+    for block in ("python\n1 / 0", "shell\ncebm nothing", "shell\nrm -r x"):
+        with pytest.raises(RuntimeError, match="page: this example does not run"):
+            running.ran(f"```{block}\n```", "page", tmp_path)
     with pytest.raises(RuntimeError, match=r"no example saved the picture x\.png"):
-        pages.ran("<!-- picture: x.png: nothing -->", page, tmp_path)
+        running.ran("<!-- picture: x.png: nothing -->", "page", tmp_path)
+    shown = running.ran("```python\nprint(__name__)\n```", "page", tmp_path)
+    assert "\n\ntutorial\n" in shown
+
+
+def test_the_gallery_has_every_example_as_it_is_now() -> None:
+    pytest.importorskip("matplotlib", reason="the gallery draws")
+    gallery = importlib.import_module("docs.site.gallery")
+    examples = ROOT / "examples"
+    programs = {str(path.relative_to(examples)) for ending in ("py", "cpp") for path in examples.rglob(f"*.{ending}")}
+    assert programs == set(gallery.SOURCES.values())
+    page, kept = (ROOT / "docs/gallery.md").read_text(), gallery.records()
+    for name, path in gallery.SOURCES.items():
+        assert f"](gallery/{name}.png)" in page and f"](../examples/{path})" in page
+        assert (ROOT / f"docs/gallery/{name}.png").stat().st_size < 150_000
+        assert kept[name]["fingerprint"] == gallery.fingerprint(name), f"run python -m docs.site.gallery {name}"
+    # A change of the code counts, one of a docstring does not.
+    code = 'def f():\n    """Words."""\n    return 1\n'
+    assert gallery.of_python(code) == gallery.of_python(code.replace("Words", "Others"))
+    assert gallery.of_python(code) != gallery.of_python(code.replace("1", "2"))
 
 
 def test_requirements_are_pinned() -> None:

@@ -7,8 +7,21 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
+from docs.site import studies
 
 ROOT = Path(__file__).parents[2]
+
+
+VALUE = re.compile(r"(<!-- = ([^>]+?) -->)(.*?)(<!-- / -->)", re.S)
+"""A number and its name, which readers of the Markdown do not see."""
+
+
+def _json(path: str) -> Any:
+    return json.loads((ROOT / path).read_text())
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
 
 
 def _spread(rates: list[float]) -> str:
@@ -23,39 +36,54 @@ def _stability(case: str, way: str = "as-trained") -> str:
     return _spread([json.loads(path.read_text())["last"][way]["success"] for path in paths])
 
 
+def _alarms(found: dict[str, float]) -> str:
+    return f"{_share(found['mean'])} ± {_share(found['deviation'])}"
+
+
 def _claim(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / f"reproduction/results/{name}.json").read_text())
+    return _json(f"reproduction/results/{name}.json")
+
+
+def _arm(name: str) -> dict[str, float]:
+    return _json(f"docs/annealed/particle-{name}-0.json")["success"]
 
 
 def _annealed(arm: str, way: str) -> str:
-    return _spread([json.loads((ROOT / f"docs/annealed/particle-{arm}-0.json").read_text())["success"][way]])
+    return _spread([_arm(arm)[way]])
+
+
+STABILITY = ("2d-2000", "2d-300", "16d", "32d", "random-order", "random-order-history")
+
+
+def ledger() -> dict[str, int]:
+    """How many claims of the paper hold, fail, or are open."""
+    verdicts = [
+        _json(str(path.relative_to(ROOT)))["verdict"] for path in (ROOT / "reproduction/results").glob("[0-9]*.json")
+    ]
+    names = {"hold": "holds", "fail": "does not hold", "open": "inconclusive"}
+    return {name: verdicts.count(verdict) for name, verdict in names.items()}
 
 
 def front() -> list[tuple[str, str, str]]:
     """The front page's three numbers: the number, what it is, and the page that says how it was measured."""
-    rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
-    act = next(
-        row
-        for row in rows
-        if (row["bench"], row.get("trial"), row["threads"], row.get("batch")) == ("act", "steady", 1, 1)
-    )
-    ledger = (ROOT / "reproduction/results.md").read_text()
-    found = re.search(r"^Of the paper's (\d+) claims (\d+) hold", ledger, re.M)
-    if found is None:
-        raise ValueError("reproduction/results.md does not say how many claims hold")
+    known = values()
     return [
         (
-            _stability("steady-2d-2000"),
+            known["stability steady-2d-2000"],
             "of episodes succeed: the default recipe on the 2-D particle task, five seeds of 200 held-out episodes",
             "stability.md",
         ),
-        (f"{act['ms_p50']:.1f} ms", "for one action on one thread of a CPU, at the median", "performance.md"),
-        (f"{found[2]} of {found[1]}", "claims of the paper hold when they are measured again", "results.md"),
+        (known["act ms"], "for one action on one thread of a CPU, at the median", "performance.md"),
+        (
+            f"{known['claims hold']} of {known['claims']}",
+            "claims of the paper hold when they are measured again",
+            "results.md",
+        ),
     ]
 
 
 def tables() -> dict[str, str]:
-    """The tables of docs/choose.md by the name of their marks."""
+    """The tables of docs/choose.md, and those of studies, by the name of their marks."""
     order = _claim("14-explicit")["measurements"]
     dims = _claim("09-dimensions")["measurements"]
     formulation = _claim("03-formulation")["measurements"]["success"]
@@ -93,11 +121,66 @@ def tables() -> dict[str, str]:
         (minute, "denoising, one draw", drawn, page),
         (minute, "denoising, lowest of 32", lowest, page),
     ]
-    return {"steady": table(head, steady), "others": table(head, others)}
+    return {"steady": table(head, steady), "others": table(head, others), **studies.tables()}
+
+
+def values() -> dict[str, str]:
+    """Single numbers that pages quote, by the name in their marks `<!-- = NAME -->…<!-- / -->`."""
+    integral = _claim("01-integral")["measurements"]["intervals"]
+    temperature = _claim("02-langevin")["measurements"]["temperature"]
+    formulation = _claim("03-formulation")["measurements"]["success"]
+    reached = _claim("14-explicit")["measurements"]["reached"]["random"]
+    thesis = _claim("15-thesis")["measurements"]
+    push_t = _json("docs/tasks/push-t.json")["table"]
+    rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
+    single = ("act", "steady", 1, 1)
+    act = next(r for r in rows if (r["bench"], r.get("trial"), r["threads"], r.get("batch")) == single)
+    trust = _json("docs/trust.json")
+    eager = next(r for r in rows if (r["bench"], r.get("baseline"), r["threads"]) == ("compare", "eager", 1))
+    nothing = [json.loads(line) for line in (ROOT / "docs/from_nothing.jsonl").read_text().splitlines()]
+    choice = [-each for each in push_t["annealed, one draw"]["to as trained"]]
+    claims = ledger()
+    return {
+        **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
+        "act ms": f"{act['ms_p50']:.1f} ms",
+        **{f"alarms of a {who}": _alarms(trust[f"false alarms, {who}"]) for who in ("policy", "guard")},
+        "asked episodes": _share(trust["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
+        "guard ms": f"{trust['guard']['milliseconds']['median']:.2f} ms",
+        "eager ratio": f"{eager['ratio']:.2f}",
+        "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
+        "claims": str(sum(claims.values())),
+        **{f"claims {name}": str(count) for name, count in claims.items()},
+        "push-t choice": f"{choice[0]:.3f} ({choice[2]:.3f} to {choice[1]:.3f})",
+        "integral mixture": f"{integral['gaussian mixture'][0]:.2f}",
+        "integral chains": f"{integral['ibc chains'][0]:.2f}",
+        **{f"temperature {way}": f"{mean(each['double-well']):.3f}" for way, each in temperature.items()},
+        **{f"success {way}": _share(mean(rates)) for way, rates in formulation.items()},
+        **{f"reached {name}": _share(mean(rates)) for name, rates in reached.items()},
+        "thesis runs": str(len(thesis["recipe"])),
+        "thesis recipes": str(len(set(thesis["recipe"]))),
+        "thesis correlation": f"{thesis['correlations']['bound-success'][0]:.2f}",
+        "particle lowest": _share(_arm("denoise")["lowest of 32"]),
+        "particle one draw": _share(_arm("denoise")["one draw"]),
+        **{
+            f"gallery {name} {what}": number
+            for name, each in _json("docs/gallery/records.json").items()
+            for what, number in each["numbers"].items()
+        },
+        "push-t one draw": f"{push_t['annealed, one draw']['reward'][0]:.3f}",
+        "push-t lowest": f"{push_t['annealed, as trained']['reward'][0]:.3f}",
+    }
 
 
 def refreshed(text: str) -> str:
-    """docs/choose.md with its tables replaced."""
+    """A page with its marked tables and numbers as the records have them."""
     for name, content in tables().items():
-        text = replaced(text, name, content)
-    return text
+        if f"<!-- {name}: begin -->" in text:
+            text = replaced(text, name, content)
+    known = values() if VALUE.search(text) else {}
+
+    def value(match: re.Match[str]) -> str:
+        if match[2] not in known:
+            raise ValueError(f"no record gives the number {match[2]!r}")
+        return f"{match[1]}{known[match[2]]}{match[4]}"
+
+    return VALUE.sub(value, text)

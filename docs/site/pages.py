@@ -5,21 +5,27 @@ Here they become pages of the site; a file that is no page is copied into the si
 folder becomes a list of its files. A link that leads nowhere is an error.
 """
 
-import contextlib
-import io
 import os
 import re
 import shutil
 from pathlib import Path
 
-from docs.site import reference
+from docs.site import examples, reference
 from docs.site.numbers import front, refreshed
+from docs.site.running import FENCE, ran
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, dict[str, str]] = {
-    "Tutorials": {"first-policy": "docs/first-policy.md"},
+    "Tutorials": {
+        "first-policy": "docs/first-policy.md",
+        "your-data": "docs/your-data.md",
+        "your-pieces": "docs/your-pieces.md",
+        "to-the-robot": "docs/to-the-robot.md",
+        "gallery": "docs/gallery.md",
+    },
     "How-to": {
         "choose": "docs/choose.md",
+        "report": "docs/report.md",
         "troubles": "docs/troubles.md",
         "data": "docs/data.md",
         "units": "docs/units.md",
@@ -30,11 +36,13 @@ KINDS: dict[str, dict[str, str]] = {
         "studio": "docs/studio.md",
     },
     "Reference": {
+        "reference": "docs/reference.md",
         "guide": "docs/guide.md",
         "sampling": "docs/sampling.md",
         "densities": "docs/densities.md",
     },
     "Explanation": {
+        "why": "docs/why.md",
         "stability": "docs/stability.md",
         "annealed": "docs/annealed.md",
         "tasks": "docs/tasks.md",
@@ -45,21 +53,19 @@ KINDS: dict[str, dict[str, str]] = {
     "Project": {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"},
 }
 """The four kinds of pages, and those about the project: what is written where.
-`reference.py` adds the public names to the third."""
+`reference.py` writes the public names into the page `reference`, and one page for each room."""
 PAGES = {path: name for kind in KINDS.values() for name, path in kind.items()} | {"README.md": "index"}
-RUN = {"docs/first-policy.md"}
-"""Tutorials, whose Python blocks are run when the site is built; what they print is shown below them."""
+RUN = {*KINDS["Tutorials"].values(), "docs/why.md"} - {"docs/gallery.md"}
+"""The pages whose examples are run when the site is built; what they print is shown below them."""
 DOORS = {
     "Tutorials": ("first-policy", "First policy in five minutes", "from nothing to a policy that acts"),
     "How-to": ("choose", "Choose a recipe", "by what your data is like"),
     "Reference": ("reference", "All public names", "with their settings and formulas"),
-    "Explanation": ("stability", "Why IBC collapses", "and what the default recipe does about it"),
+    "Explanation": ("why", "Why conditional energies go wrong", "and what helps: the paper's argument, with figures"),
 }
 LEAD_END = "## Does it work?"
 """The front page has the README up to here."""
 LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
-PICTURE = re.compile(r"<!-- picture: (\S+): (.*?) -->")
-FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 
 
 def lead() -> str:
@@ -77,8 +83,7 @@ def front_page() -> str:
     parts = [":::{container} tiles numbers", *numbers, ":::", "", "## Where to go next", ""]
     parts += [":::{container} tiles doors", *doors, ":::", ""]
     for kind, names in KINDS.items():
-        entries = (["reference"] if kind == "Reference" else []) + list(names)
-        parts += ["```{toctree}", ":hidden:", f":caption: {kind}", "", *entries, "```", ""]
+        parts += ["```{toctree}", ":hidden:", f":caption: {kind}", "", *names, "```", ""]
     return f"{rewritten(lead(), 'README.md')}\n" + "\n".join(parts)
 
 
@@ -112,30 +117,6 @@ def rewritten(text: str, page: str, copied: set[Path] | None = None) -> str:
     return "".join(parts)
 
 
-def ran(text: str, page: str, where: Path) -> str:
-    """A tutorial with what its Python blocks print below them; pictures that they save lie beside the page."""
-    names: dict[str, object] = {"__name__": "tutorial"}
-    parts = FENCE.split(text)
-    with contextlib.chdir(where):
-        for at, part in enumerate(parts):
-            if not part.startswith("```python\n"):
-                continue
-            printed = io.StringIO()
-            code = part.removeprefix("```python\n").removesuffix("```")
-            try:
-                with contextlib.redirect_stdout(printed):
-                    exec(compile(code, page, "exec"), names)
-            except Exception as error:
-                raise RuntimeError(f"{page}: this example does not run ({error}):\n{code}") from error
-            if printed.getvalue():
-                parts[at] += f"\n\n```{{code-block}} text\n:class: output\n\n{printed.getvalue()}```"
-    shown = PICTURE.sub(r"![\2](\1)", "".join(parts))
-    for name in re.findall(r"!\[[^\]]*\]\(([\w-]+\.png)\)", shown):
-        if not (where / name).exists():
-            raise RuntimeError(f"{page}: no example saved the picture {name}")
-    return shown
-
-
 def assemble(out: Path, run_tutorials: bool) -> None:
     """Writes every page to `out`, with what they show and link to."""
     (out / "_static").mkdir(parents=True)
@@ -145,16 +126,14 @@ def assemble(out: Path, run_tutorials: bool) -> None:
     rewritten(lead(), "README.md", copied)
     (out / "index.md").write_text(front_page(), encoding="utf-8")
     for path, name in PAGES.items():
-        if name == "index":
+        if name in ("index", "reference"):
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
-        if name == "choose":
-            text = refreshed(text)
-        text = rewritten(text, path, copied)
+        text = rewritten(refreshed(text), path, copied)
         if run_tutorials and path in RUN:
             text = ran(text, path, out)
         (out / f"{name}.md").write_text(reference.linked(text, names), encoding="utf-8")
-    for name, text in reference.pages().items():
+    for name, text in reference.pages(examples.rooms(out if run_tutorials else None)).items():
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
     for target in sorted(copied):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cebm
+from docs.site import examples
 
 LEAST_WORDS = 4
 
@@ -189,22 +190,44 @@ def _recipes(trials: dict[str, Any]) -> str:
     return "\n".join(["| recipe | energy | objective | acting |", "|---|---|---|---|", *rows])
 
 
-def pages() -> dict[str, str]:
-    """The reference: its overview and one page per room, by the name of the file."""
+def without_example(entries: list[Name]) -> list[str]:
+    """The names that no example of their room uses."""
+    rooms = dict.fromkeys(entry.room for entry in entries)
+    return [
+        f"{room}.{name}"
+        for room in rooms
+        for name in examples.unused(room, [entry.name for entry in entries if entry.room == room])
+    ]
+
+
+def pages(shown: dict[str, str]) -> dict[str, str]:
+    """The reference: its overview and one page per room, by the name of the file. `shown`: the rooms' examples."""
     entries = public_names()
     short = undocumented(entries)
     if short:
         raise ValueError(f"these public names need a docstring of {LEAST_WORDS} words or more: {', '.join(short)}")
+    lacking = without_example(entries)
+    if lacking:
+        raise ValueError(f"these public names need an example in docs/reference.md: {', '.join(lacking)}")
     names = {entry.name: entry.path for entry in entries}
     rooms: dict[str, list[Name]] = {}
     for entry in entries:
         rooms.setdefault(entry.room, []).append(entry)
     written = {}
-    overview = ["# All public names", "", "Everything that `import cebm` offers, by the room that it lives in.", ""]
+    overview = [examples.parts()[0]]
     for room, inside in rooms.items():
         about = inspect.getdoc(import_module(f"cebm.{room}")) or ""
         home = "cebm.testing" if room == "testing" else "cebm"
         body = [f"# cebm.{room}", "", _markdown(about, names, ""), "", f"```{{py:currentmodule}} {home}", "```", ""]
+        body += [
+            "## Examples",
+            "",
+            "They begin as [the overview](../reference.md) says.",
+            "",
+            shown[room],
+            "## Names",
+            "",
+        ]
         written[f"reference/{room}.md"] = "\n".join([*body, *(_entry(entry, names) for entry in inside)])
         overview += [f"## [{room}](reference/{room}.md)", ""]
         overview += [f"- {{py:obj}}`{entry.name} <{entry.path}>`: {_first(entry)}" for entry in inside]
