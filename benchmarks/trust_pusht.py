@@ -23,7 +23,8 @@ from cebm import Demonstrations, Guard
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED
 from cebm.storage import write_atomically
 from cebm.tasks import PushT
-from cebm.trust.calibration import Calibration, calibration, considered, signals
+from cebm.trust import Calibration, FailureAlarm
+from cebm.trust.calibration import calibration, considered, signals, threshold
 from cebm.trust.guard import DENSITY
 
 TASK = PushT()
@@ -33,8 +34,8 @@ TRAINED = 106
 """Demonstrations to learn from."""
 STEPS = {"steady": 3000, "mse": 1000, "guard": 1500, "ibc": 1000}
 """Training steps; the guard is the density that it learns."""
-AGENT = slice(18, 20)
-"""Columns of the agent's place in an observation."""
+BY = (150, 200, 250)
+"""Steps of a roll-out of 300 by which announcements are counted."""
 
 
 def parted(data: Demonstrations) -> tuple[Demonstrations, Demonstrations]:
@@ -72,10 +73,12 @@ class HeldOut:
         obs, chunks = data.windows(HISTORY, HORIZON)[np.arange(data.steps)]
         return cls(np.asarray(obs), np.asarray(chunks), data.episode_ends)
 
-    @property
-    def some(self) -> np.ndarray:
-        """Every eighth step, for what takes time."""
-        return np.arange(0, len(self.obs), 8)
+    def every(self, stride: int) -> "HeldOut":
+        """Of each episode the first step of every `stride`."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        rows = [np.arange(start, end, stride) for start, end in zip(starts, self.ends, strict=True)]
+        chosen = np.concatenate(rows)
+        return HeldOut(self.obs[chosen], self.chunks[chosen], np.cumsum([len(each) for each in rows]))
 
 
 def own_signals(policy: cebm.EnergyPolicy, obs: np.ndarray) -> np.ndarray:
@@ -98,7 +101,7 @@ def alarms(worst: np.ndarray) -> dict[str, Any]:
 
 def shifted(policy: cebm.EnergyPolicy, found: Calibration, data: HeldOut) -> dict[str, Any]:
     """AUROC of both signals for observations that are moved by some deviations, both frames alike."""
-    obs, rng = data.obs[data.some], np.random.default_rng(3)
+    obs, rng = data.every(EXECUTE).obs, np.random.default_rng(3)
     spread = np.tile(data.obs[:, -FRAME:].std(0), HISTORY).astype(np.float32)
     signs = np.tile(rng.choice([-1.0, 1.0], (len(obs), FRAME)), HISTORY).astype(np.float32)
 
@@ -153,26 +156,33 @@ def told_apart(guard: Guard, data: HeldOut, policies: dict[str, cebm.EnergyPolic
     """AUROC by step and by episode of chunks that are faulty or another policy's, against the demonstrators' own."""
     found = guard.calibration
 
-    def scores(chunks: np.ndarray) -> np.ndarray:
-        distance, energy = torch.from_numpy(given_signals(guard.density, data.obs, chunks)).T
+    def scores(rows: HeldOut) -> np.ndarray:
+        distance, energy = torch.from_numpy(given_signals(guard.density, rows.obs, rows.chunks)).T
         return torch.maximum(found.unfamiliar(distance), found.unlikely(energy)).numpy()
 
-    def by_episode(values: np.ndarray) -> np.ndarray:
-        return np.array([part.max() for part in np.split(values, data.ends[:-1])])
-
-    clean = scores(data.chunks)
-    others = {name: np.asarray(policy.act(data.obs)) for name, policy in policies.items()}
-    result: dict[str, Any] = {"episodes stopped, demonstrators": float((by_episode(clean) > found.threshold).mean())}
-    for name, chunks in (chunk_faults(data) | others).items():
-        odd = scores(chunks)
-        parts = [part > found.threshold for part in np.split(odd, data.ends[:-1])]
-        first = [int(part.argmax()) for part in parts if part.any()]
-        result[name] = {
+    def compared(clean: np.ndarray, odd: np.ndarray, ends: np.ndarray, stride: int) -> dict[str, Any]:
+        parts = np.split(odd, ends[:-1])
+        first = [stride * int((part > found.threshold).argmax()) for part in parts if (part > found.threshold).any()]
+        episodes = [np.array([part.max() for part in np.split(values, ends[:-1])]) for values in (clean, odd)]
+        return {
             "auroc of a step": auroc(clean, odd),
-            "auroc of an episode": auroc(by_episode(clean), by_episode(odd)),
+            "auroc of an episode": auroc(*episodes),
             "episodes stopped": len(first) / len(parts),
             "median step of the alarm": float(np.median(first)) if first else None,
         }
+
+    clean = scores(data)
+    result: dict[str, Any] = {"demonstrators": compared(clean, clean, data.ends, 1)}
+    for name, chunks in chunk_faults(data).items():
+        result[name] = compared(clean, scores(replace(data, chunks=chunks)), data.ends, 1)
+    few = data.every(EXECUTE)
+    clean = scores(few)
+    for name, policy in policies.items():
+        effort: dict[str, Any] = (
+            {} if policy.energy.explicit else {"candidates": min(64, getattr(policy.acting, "candidates", 64))}
+        )
+        odd = scores(replace(few, chunks=np.asarray(policy.act(few.obs, **effort))))
+        result[f"{name}, every eighth step"] = compared(clean, odd, few.ends, EXECUTE)
     times = []
     for row in range(300):
         began = perf_counter()
@@ -187,41 +197,192 @@ def told_apart(guard: Guard, data: HeldOut, policies: dict[str, cebm.EnergyPolic
 
 @dataclass
 class Watched:
-    """A policy that notes, at each of its decisions, both signals and how far the new plan is from the old one."""
+    """A policy in roll-outs that notes every observation, and at each decision both signals and how much the new plan
+    differs from the old one."""
 
     policy: cebm.EnergyPolicy
     generator: torch.Generator
+    seen: list[np.ndarray] = field(default_factory=list)
     notes: list[np.ndarray] = field(default_factory=list)
     plan: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.runner = cebm.Runner(Deciding(self), execute=EXECUTE)
+
+    def reset(self) -> None:
+        """A new batch of episodes begins."""
+        self.runner.reset()
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        self.seen.append(np.array(obs))
+        return self.runner.act(obs)
+
+
+@dataclass
+class Deciding:
+    """The decisions of a watched policy."""
+
+    watched: Watched
     history: int = HISTORY
     horizon: int = HORIZON
 
     def reset(self) -> None:
-        """A new batch of episodes begins."""
-        self.policy.reset()
-        self.plan = None
+        self.watched.policy.reset()
+        self.watched.plan = None
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        actions, distance, energy, _ = considered(self.policy, obs, 5, generator=self.generator)
-        chunk = actions.numpy()
-        left = EXECUTE * 2
-        moved = np.zeros(len(obs)) if self.plan is None else (chunk[:, :left] - self.plan[:, -left:]).std(1)
-        self.notes.append(np.stack([distance.numpy(), energy.numpy(), moved], 1))
-        self.plan = chunk
+        watched = self.watched
+        actions, distance, energy, _ = considered(watched.policy, obs, 5, generator=watched.generator)
+        chunk, left = actions.numpy(), 2 * EXECUTE
+        moved = np.zeros(len(obs)) if watched.plan is None else (chunk[:, :left] - watched.plan[:, -left:]).std(1)
+        watched.notes.append(np.stack([distance.numpy(), energy.numpy(), moved], 1))
+        watched.plan = chunk
         return chunk
 
 
-def watched(policy: cebm.EnergyPolicy, episodes: int, seed: int, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Signals [episodes, decisions, 3] of roll-outs, NaN after their end, and whether each succeeded."""
-    if not file.exists():
-        actor = Watched(policy, torch.Generator().manual_seed(seed))
-        rows = cebm.evaluate(actor, TASK, episodes=episodes, seed=seed, latency_calls=0, execute=EXECUTE).rows
-        notes = np.stack(actor.notes, 1)
-        ends = np.array([-(-row["length"] // EXECUTE) for row in rows])
-        notes[np.arange(notes.shape[1]) >= ends[:, None]] = np.nan
-        np.savez(file, notes=notes, success=np.array([bool(row["success"]) for row in rows]))
-    with np.load(file) as kept:
-        return kept["notes"], kept["success"]
+@dataclass(frozen=True)
+class Rollouts:
+    """Roll-outs that were watched."""
+
+    obs: np.ndarray
+    """[episodes, steps, obs]."""
+    notes: np.ndarray
+    """[episodes, decisions, 3]: distance, energy, change of plan."""
+    length: np.ndarray
+    success: np.ndarray
+
+    @classmethod
+    def of(cls, policy: cebm.EnergyPolicy, episodes: int, file: Path) -> "Rollouts":
+        """Those of the file, or new ones, which are put there."""
+        if not file.exists():
+            actor = Watched(policy, torch.Generator().manual_seed(VALIDATION_SEED))
+            rows = cebm.evaluate(actor, TASK, episodes=episodes, seed=VALIDATION_SEED, latency_calls=0).rows
+            length, success = (np.array([row[name] for row in rows]) for name in ("length", "success"))
+            np.savez(file, obs=np.stack(actor.seen, 1), notes=np.stack(actor.notes, 1), length=length, success=success)
+        with np.load(file) as kept:
+            return cls(kept["obs"], kept["notes"], kept["length"], kept["success"].astype(bool))
+
+    def demonstrations(self, episodes: np.ndarray) -> Demonstrations:
+        """Some of them as demonstrations, of observations alone."""
+        obs = np.concatenate([self.obs[index, : self.length[index]] for index in episodes])
+        return Demonstrations.from_arrays(obs, np.zeros((len(obs), 2), np.float32), self.length[episodes].cumsum())
+
+
+def warned(rollouts: Rollouts, training: Demonstrations, asks: Calibration) -> dict[str, Any]:
+    """How well failures of roll-outs are announced, over ten random halves of them: the successes of one half set the
+    thresholds, the other half is announced. `asks`: thresholds from demonstrations."""
+    steps, running = np.arange(rollouts.obs.shape[1]), np.arange(rollouts.obs.shape[1]) < rollouts.length[:, None]
+    every = np.arange(rollouts.notes.shape[1]) * EXECUTE
+    decided, recent = np.minimum(steps // EXECUTE, len(every) - 1), 8
+
+    def at_steps(values: np.ndarray) -> np.ndarray:
+        """Values of decisions at all steps, before the end of each episode."""
+        return np.where(running, values[:, decided], -np.inf)
+
+    distance, energy = (torch.from_numpy(rollouts.notes[..., i]) for i in (0, 1))
+    both = torch.maximum(asks.unfamiliar(distance), asks.unlikely(energy)).numpy()
+    sums = np.cumsum(rollouts.notes[..., 2], 1)
+    late = np.concatenate([np.zeros((len(sums), recent)), sums[:, :-recent]], 1)
+    change = (sums - late) / np.minimum(np.arange(1, len(every) + 1), recent)
+    flat = rollouts.obs.reshape(-1, rollouts.obs.shape[2])
+    some = FailureAlarm.fit(training, rollouts.demonstrations(np.flatnonzero(rollouts.success)))
+    ends = some.expected(flat, np.tile(steps, len(rollouts.obs))).numpy().reshape(running.shape)
+    scores = {
+        "expected end": np.where(running, ends, -np.inf),
+        "change of plan over 8 decisions": at_steps(change),
+        "unfamiliar or unlikely": at_steps(both),
+        "the clock alone": np.where(running, steps, -np.inf).astype(float),
+    }
+    result: dict[str, Any] = {"episodes": len(running), "success": float(rollouts.success.mean())}
+    for alpha in (0.1, 0.2, 0.3):
+        for name, score in scores.items():
+            result[f"{name}, alpha {alpha}"] = announced(score, rollouts.success, alpha, None)
+    result["unfamiliar or unlikely, thresholds from demonstrations"] = announced(
+        scores["unfamiliar or unlikely"], rollouts.success, ALPHA, asks.threshold
+    )
+    return result
+
+
+def announced(score: np.ndarray, success: np.ndarray, alpha: float, limit: float | None) -> dict[str, float]:
+    """Means over ten halves: shares of failures and of successes that are announced to fail, balanced accuracies, also
+    of what is announced before some steps, and the median step at which failures are announced. `limit`: a threshold
+    that is given."""
+    found: list[list[float]] = []
+    for seed in range(SPLITS):
+        order = np.random.default_rng([8, seed]).permutation(len(score))
+        first, other = order[: len(order) // 2], order[len(order) // 2 :]
+        level = threshold(score[first[success[first]]].max(1), alpha) if limit is None else limit
+        alarms: np.ndarray = np.greater(score[other], level)
+        told, failed = np.asarray(alarms.any(1)), ~success[other]
+        hit, wrong = told[failed].mean(), told[~failed].mean()
+        step = np.median(alarms.argmax(1)[told & failed]) if (told & failed).any() else np.nan
+        early = [np.asarray(alarms[:, :end].any(1)) for end in BY]
+        by = [(each[failed].mean() + 1 - each[~failed].mean()) / 2 for each in early]
+        found.append([hit, wrong, (hit + 1 - wrong) / 2, step, *by])
+    names = ["failures announced", "successes announced", "balanced accuracy", "median step"]
+    names += [f"balanced accuracy by step {end}" for end in BY]
+    return dict(zip(names, np.nanmean(found, 0).round(4).tolist(), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------- behind the guard
+
+
+@dataclass
+class Faulty:
+    """A policy whose observations or chunks are spoilt. It remembers what it saw, for a stale one."""
+
+    policy: cebm.EnergyPolicy
+    moved: float = 0.0
+    """Pixels by which all that it sees is moved."""
+    late: int = 0
+    """Decisions by which its observation is old."""
+    swapped: bool = False
+    """Whether x and y of its actions are exchanged."""
+    history: int = HISTORY
+    horizon: int = HORIZON
+    columns: tuple[int, int] = (FRAME, 2)
+    past: list[np.ndarray] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.policy.reset()
+        self.past.clear()
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        self.past.append(obs)
+        seen = self.past[max(0, len(self.past) - 1 - self.late)]
+        chunk = np.asarray(self.policy.act(seen + np.float32(self.moved)))
+        return chunk.reshape(len(chunk), HORIZON, 2)[..., ::-1].reshape(chunk.shape) if self.swapped else chunk
+
+
+def behind(guard: Guard, steady: cebm.EnergyPolicy, mse: cebm.EnergyPolicy, episodes: int = 40) -> dict[str, Any]:
+    """Roll-outs alone, behind a guard that asks (the agent then stays), and behind one that repairs."""
+    faults = {
+        "steady": Faulty(steady),
+        "mse": Faulty(mse),
+        "steady, sees all moved by 50 px": Faulty(steady, moved=50),
+        "steady, sees all moved by 100 px": Faulty(steady, moved=100),
+        "steady, observation 16 steps old": Faulty(steady, late=2),
+        "steady, axes swapped": Faulty(steady, swapped=True),
+    }
+
+    def stay(obs: np.ndarray) -> np.ndarray:
+        return np.clip(obs[:, -2:], 0, 512)
+
+    found: dict[str, Any] = {}
+    for name, policy in faults.items():
+        ways = {"alone": policy, "asks": guard.wrap(policy, repair=False), "repairs": guard.wrap(policy)}
+        for way, actor in ways.items():
+            effort: dict[str, Any] = {} if actor is policy else {"fallback": stay}
+            played = cebm.evaluate(
+                actor, TASK, episodes=episodes, seed=TEST_SEED, latency_calls=0, execute=EXECUTE, **effort
+            )
+            row: dict[str, Any] = {"reward": played.score("reward"), "success": played.score("success")}
+            if effort:
+                first = [each["first_asked"] for each in played.rows if each["first_asked"] is not None]
+                row |= {"episodes with a question": played.summary()["asked_episodes"]}
+                row |= {"median step of the first": float(np.median(first)) if first else None}
+            found[f"{name}, {way}"] = row
+    return found
 
 
 def main() -> None:
@@ -255,8 +416,13 @@ def main() -> None:
     part("false alarms, guard", lambda: alarms(given))
     part("auroc of shifted observations", lambda: shifted(steady, calibration(own, ALPHA, 0, 5, None), data))
     part("guard", lambda: told_apart(guard, data, {name: policy(name) for name in ("steady", "mse", "ibc")}))
-    for name, seed in (("calibration", VALIDATION_SEED), ("test", TEST_SEED)):
-        watched(steady, 100, seed, chosen.policies / f"watched-{name}.npz")
+    part("roll-outs behind the guard", lambda: behind(guard, steady, policy("mse")))
+    part(
+        "failures",
+        lambda: warned(
+            Rollouts.of(steady, 200, chosen.policies / "rollouts.npz"), training, calibration(own, ALPHA, 0, 5, None)
+        ),
+    )
 
 
 if __name__ == "__main__":

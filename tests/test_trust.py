@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cebm
-from cebm import Abstention, ConformalSets, Demonstrations, Guard, KeepOutCircle
+from cebm import Abstention, ConformalSets, Demonstrations, FailureAlarm, Guard, KeepOutCircle
 from cebm.acting import Search
 from cebm.composition import vary
 from cebm.energies.base import Penalty
@@ -292,3 +292,49 @@ def test_conformal_sets_refuse_what_makes_no_sense():
             ConformalSets.fit(lambda x, y: y, x, y)
     with pytest.raises(ValueError, match="points must be at least 2"):
         ConformalSets.fit(lambda x, y: y, x, np.arange(30.0)).intervals(x, 1)
+
+
+def roads(lengths: np.ndarray, rng: np.random.Generator) -> Demonstrations:
+    """Episodes along a road to 0: the first column is the distance that is left, the second says nothing."""
+    left = np.concatenate([np.arange(length)[::-1] for length in lengths])
+    obs = np.stack([left, rng.normal(size=len(left))], 1).astype(np.float32)
+    return Demonstrations.from_arrays(obs, np.zeros((len(obs), 1), np.float32), np.cumsum(lengths))
+
+
+def test_episodes_that_stand_still_are_announced_and_few_successes_are(generator):
+    """Announced successes are at most a share α of m new ones, with the deviation of a beta-binomial."""
+    rng, alpha, n, m = np.random.default_rng(seed_of(generator)), 0.2, 60, 200
+    lengths = rng.integers(20, 80, 40)
+    alarm = FailureAlarm.fit(roads(lengths, rng), roads(rng.integers(20, 80, n), rng), alpha, neighbours=5)
+    obs = np.array([[30.0, 0.0], [10.0, 0.0]])
+    assert np.abs(alarm.expected(obs, 7).numpy() - [37, 17]).max() < 3
+    new = roads(rng.integers(20, 80, m), rng)
+    starts = np.repeat(new.episode_starts, new.episode_ends - new.episode_starts)
+    told = alarm(new.obs, np.arange(new.steps) - starts).numpy()
+    announced = np.mean([part.any() for part in np.split(told, new.episode_ends[:-1])])
+    expected = 1 - math.ceil((n + 1) * (1 - alpha)) / (n + 1)
+    error = math.sqrt(expected * (1 - expected) * (1 / m + 1 / (n + 2)))
+    assert abs(announced - expected) < 4.5 * error
+
+    # One that stands still is announced while it could still arrive: the limit less what it has left.
+    still = alarm(np.tile([[30.0, 0.0]], (100, 1)), np.arange(100)).numpy()
+    assert not still[0] and still[-1] and abs(still.argmax() - (alarm.limit - 30)) < 4
+    assert alarm.limit <= 80 + 3
+
+
+def test_a_failure_alarm_refuses_what_does_not_fit():
+    rng = np.random.default_rng(0)
+    data = roads(np.full(12, 20), rng)
+    other = Demonstrations.from_arrays(np.zeros((4, 3)), np.zeros((4, 1)), np.array([4]))
+    for arguments, message in (
+        ((data, other), "an observation has 3 columns, the demonstrations have 2"),
+        ((data, data.select([0, 1])), "needs at least 9 held-out episodes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FailureAlarm.fit(*arguments)
+    with pytest.raises(ValueError, match="neighbours must be at least 1"):
+        FailureAlarm.fit(data, data, neighbours=0)
+    alarm = FailureAlarm.fit(data, data)
+    for obs, message in ((np.zeros(2), "obs must be"), (np.full((1, 2), np.nan), "obs must be finite")):
+        with pytest.raises(ValueError, match=message):
+            alarm(obs, 0)
