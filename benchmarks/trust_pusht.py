@@ -24,7 +24,7 @@ from cebm.evaluation import TEST_SEED, VALIDATION_SEED
 from cebm.storage import write_atomically
 from cebm.tasks import PushT
 from cebm.trust import Calibration, FailureAlarm
-from cebm.trust.calibration import calibration, considered, signals, threshold
+from cebm.trust.calibration import calibration, considered, recent, signals, threshold
 from cebm.trust.guard import DENSITY
 
 TASK = PushT()
@@ -354,8 +354,28 @@ class Faulty:
         return chunk.reshape(len(chunk), HORIZON, 2)[..., ::-1].reshape(chunk.shape) if self.swapped else chunk
 
 
-def behind(guard: Guard, steady: cebm.EnergyPolicy, mse: cebm.EnergyPolicy, episodes: int = 40) -> dict[str, Any]:
-    """Roll-outs alone, behind a guard that asks (the agent then stays), and behind one that repairs."""
+def together(density: cebm.EnergyPolicy, rest: Demonstrations, data: HeldOut) -> dict[str, Any]:
+    """Episodes stopped by four chunks together, one in eight steps: over ten halves of the held-out episodes."""
+    few, found = data.every(EXECUTE), dict[str, list[float]]()
+    kinds = {"demonstrators": data.chunks, **chunk_faults(data)}
+    worst = {}
+    for name, chunks in kinds.items():
+        spoilt = replace(data, chunks=chunks).every(EXECUTE)
+        energies = np.split(given_signals(density, few.obs, spoilt.chunks)[:, 1], few.ends[:-1])
+        worst[name] = np.array([max(each[max(0, k - 3) : k + 1].mean() for k in range(len(each))) for each in energies])
+    for seed in range(SPLITS):
+        order = np.random.default_rng([9, seed]).permutation(rest.episodes)
+        half = rest.episodes // 2
+        limit = recent(density, rest.select(np.sort(order[:half])), ALPHA, every=EXECUTE, window=4).limit
+        for name, values in worst.items():
+            found.setdefault(name, []).append(float((values[order[half:]] > limit).mean()))
+    return {name: float(np.mean(rates)) for name, rates in found.items()}
+
+
+def behind(
+    guard: Guard, summed: Guard, steady: cebm.EnergyPolicy, mse: cebm.EnergyPolicy, episodes: int = 40
+) -> dict[str, Any]:
+    """Roll-outs alone, behind guards that ask (the agent then stays), and behind one that repairs."""
     faults = {
         "steady": Faulty(steady),
         "mse": Faulty(mse),
@@ -370,7 +390,12 @@ def behind(guard: Guard, steady: cebm.EnergyPolicy, mse: cebm.EnergyPolicy, epis
 
     found: dict[str, Any] = {}
     for name, policy in faults.items():
-        ways = {"alone": policy, "asks": guard.wrap(policy, repair=False), "repairs": guard.wrap(policy)}
+        ways = {
+            "alone": policy,
+            "asks": guard.wrap(policy, repair=False),
+            "asks, four chunks together too": summed.wrap(policy, repair=False),
+            "repairs": guard.wrap(policy),
+        }
         for way, actor in ways.items():
             effort: dict[str, Any] = {} if actor is policy else {"fallback": stay}
             played = cebm.evaluate(
@@ -416,7 +441,8 @@ def main() -> None:
     part("false alarms, guard", lambda: alarms(given))
     part("auroc of shifted observations", lambda: shifted(steady, calibration(own, ALPHA, 0, 5, None), data))
     part("guard", lambda: told_apart(guard, data, {name: policy(name) for name in ("steady", "mse", "ibc")}))
-    part("roll-outs behind the guard", lambda: behind(guard, steady, policy("mse")))
+    part("four chunks together", lambda: together(density, rest, data))
+    part("roll-outs behind the guard", lambda: behind(guard, guard.over_chunks(rest), steady, policy("mse")))
     part(
         "failures",
         lambda: warned(

@@ -204,6 +204,60 @@ def test_a_guarded_policy_of_anybody(tmp_path):
     assert bool(free.acts[0]) and float((free.action[0] - torch.tensor([0.35, -0.8])).norm()) >= 0.05
 
 
+def turned(episodes: int, rng: np.random.Generator) -> Demonstrations:
+    """More episodes like those that the fitted guard learned from."""
+    obs = rng.uniform(-1, 1, (episodes * STEPS, 2)).astype(np.float32)
+    actions = np.stack([obs[:, 1] * 0.5 + 0.5, -obs[:, 0]], 1) + 0.02 * rng.normal(size=obs.shape)
+    return Demonstrations.from_arrays(obs, actions.astype(np.float32), np.arange(1, episodes + 1) * STEPS)
+
+
+def test_chunks_together_show_a_fault_that_stays(tmp_path, generator):
+    """A shift that four chunks of five hide alone. False alarms are as of any split conformal threshold; the mean
+    forgets what was before its window, and a reset all of it."""
+    _, guard = fitted()
+    rng, alpha, n, m = np.random.default_rng(seed_of(generator)), 0.2, 99, 100
+    several = guard.over_chunks(turned(n, rng), alpha, every=2, window=5)
+    several.save(tmp_path / "guard")
+    several = Guard.load(tmp_path / "guard")
+    assert several.calibration.recent is not None
+    new = turned(m, rng)
+    obs, actions = (part.reshape(m, STEPS, 2)[:, ::2] for part in (new.obs, new.actions))
+
+    class Playing:
+        def __init__(self, chunks: np.ndarray) -> None:
+            self.chunks, self.step = chunks, -1
+
+        def act(self, obs: np.ndarray) -> np.ndarray:
+            self.step += 1
+            return self.chunks[:, self.step]
+
+    def stopped(guard: Guard, chunks: np.ndarray) -> np.ndarray:
+        """In which episodes and at which steps the last chunks together were a reason."""
+        wrapped = guard.wrap(Playing(chunks), repair=False)
+        decisions = [wrapped.decide(obs[:, step]) for step in range(STEPS // 2)]
+        assert all(reason or acts for each in decisions for reason, acts in zip(each.reasons, each.acts, strict=True))
+        return np.array([["together" in reason for reason in each.reasons] for each in decisions]).T
+
+    share = stopped(several, actions).any(1).mean()
+    assert share < alpha + 4.5 * math.sqrt(alpha * (1 - alpha) * (1 / m + 1 / (n + 2)))
+    shifted = actions + np.float32(0.05)
+    assert not stopped(guard, shifted).any()
+    alone = np.mean([guard(obs[:, step], shifted[:, step]).supported.numpy() for step in range(STEPS // 2)])
+    assert stopped(several, shifted).any(1).mean() > 0.9 > 0.5 < alone
+
+    wrapped = several.wrap(Playing(shifted))
+    for step in range(7):
+        wrapped.decide(obs[:, step])
+    assert len(wrapped.past) == 5
+    wrapped.policy.chunks = shifted[:3]
+    with pytest.raises(ValueError, match="obs has 3 rows, the episodes under way are 100: reset first"):
+        wrapped.decide(obs[:3, 7])
+    wrapped.reset()
+    assert wrapped.past == []
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        guard.over_chunks(new, 0.1, window=0)
+
+
 def test_a_call_of_the_guard_is_quick():
     """2 ms are promised on a machine at rest; the fastest of many calls is what others leave of it."""
     data, guard = fitted()
