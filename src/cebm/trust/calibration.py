@@ -168,7 +168,8 @@ def calibrate(
 
 
 def recent(policy: "EnergyPolicy", held_out: Demonstrations, alpha: float, *, every: int, window: int) -> Recent:
-    """The threshold for the mean energy of the last `window` of the demonstrators' chunks, one in `every` steps."""
+    """The threshold for the mean energy of `window` of the demonstrators' chunks in a row, one in `every` steps; fewer
+    say nothing, as the first chunk of an episode is the hardest to foresee."""
     for name, value in (("every", every), ("window", window)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -176,8 +177,8 @@ def recent(policy: "EnergyPolicy", held_out: Demonstrations, alpha: float, *, ev
     for start, end in zip(held_out.episode_starts, held_out.episode_ends, strict=True):
         obs, actions = windows[np.arange(start, end, every)]
         energies = signals(policy, obs, actions, 1)[1].double()
-        means = [energies[max(0, k + 1 - window) : k + 1].mean() for k in range(len(energies))]
-        scores.append(float(torch.stack(means).nan_to_num(inf, inf).amax()))
+        means = energies.unfold(0, min(window, len(energies)), 1).mean(1)
+        scores.append(float(means.nan_to_num(inf, inf).amax()))
     return Recent(alpha, window, every, threshold(np.array(scores), alpha))
 
 

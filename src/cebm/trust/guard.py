@@ -255,6 +255,8 @@ class GuardedPolicy:
             )
         self.past.append(energies)
         del self.past[: -settings.window]
+        if len(self.past) < settings.window:
+            return ()
         mean = torch.stack(self.past).mean(0)
         return tuple(
             "" if fine else "the last chunks together are unlikely" for fine in (mean <= settings.limit).tolist()
