@@ -4,6 +4,10 @@
 the same starts, the same steps of warm-up and the same number of kept draws; both are measured by `cebm.diagnostics`:
 the smallest bulk effective sample size over the coordinates and their squares, per gradient after the warm-up (and that
 over the coordinates alone). The spread is that of `GROUPS` groups of chains. Writes docs/samplers.jsonl.
+
+MALA and HMC run in two ways: "alone" adapts every chain by itself, as NUTS does; "together" takes the chains as those
+of one observation, which share what they have learned, as chains do in a policy and in the certificate. A gradient
+counts for the chain that takes the step; a chain that waits for a longer trajectory beside it pays nothing.
 """
 
 import json
@@ -67,11 +71,11 @@ def compare(blackjax: str, seed: int) -> list[dict[str, object]]:
                 raise ValueError(f"{target.name}: the energy in nuts_blackjax is not the target's")
             rows += _rows(target, "nuts", draws, torch.from_numpy(theirs[f"{target.name}.gradients"]).double())
         for name, sampler in ours(target).items():
-            # Chains of an observation each: they adapt alone, as NUTS' do.
-            start = starts[target.name]
-            chain = run(sampler, target, target.encode(start[:, 0]), start, generator, Collect(WARM))
-            gradients = chain.info.evaluations[WARM:].sum().double().expand(CHAINS)
-            rows += _rows(target, name, chain.actions, gradients)
+            for way, start in (("alone", starts[target.name]), ("together", starts[target.name].transpose(0, 1))):
+                chain = run(sampler, target, target.encode(start[:, 0]), start, generator, Collect(WARM))
+                draws = chain.actions.view(CHAINS, -1, target.act_dim)
+                gradients = chain.info.evaluations[WARM:].sum().double().expand(CHAINS)
+                rows += _rows(target, f"{name}, {way}", draws, gradients)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Forty samplers with a planted fault, to measure the power of the certificate, and right ones, to measure its size.
+"""Samplers with one planted fault each, to measure the power of the certificate, and right ones, to measure its size.
 
 `python -m benchmarks.planted --repetitions 100` writes docs/certificate.jsonl. Each fault is a sampler that somebody
 could have written: a Langevin, Metropolis, Hamiltonian or tempering step with one thing wrong.
@@ -12,19 +12,32 @@ from functools import partial
 from math import sqrt
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from torch import Tensor
 
-from cebm.certificate import Certificate, RunName, Target, analytic_targets, certify, named_sampler
+from cebm.certificate import (
+    Certificate,
+    CorrelatedGaussian,
+    RunName,
+    Target,
+    analytic_targets,
+    certify,
+    named_sampler,
+)
 from cebm.samplers import MALA, StepInfo, Tempering
 from cebm.spaces import margin_limit
+from cebm.storage import write_atomically
 
 OUT = Path(__file__).parents[1] / "docs" / "certificate.jsonl"
 RIGHT = ("mala", "hmc", "tempering", "langevin-correct")
 """Samplers of `named_sampler` that sample their targets; unadjusted Langevin only those without walls."""
+CLOSE = 100_000
+"""Chains of a close look."""
+Look = Literal["chains", "single", "close"]
 
 Hook = Callable[..., Any]
 
@@ -98,6 +111,7 @@ class PlantedMetropolis(_Step):
         log_ratio = self.hooked("ratio", drop + correction, drop, correction)
         uniform = torch.rand(log_ratio.shape, generator=generator)
         taken = self.hooked("taken", uniform < log_ratio.exp(), log_ratio, generator)
+        proposal = self.hooked("parts", proposal, state.actions, log_ratio, generator)
         taken = taken & ~self.outside(proposal)
         return self.after(state, energy, context, proposal, taken), _info(state)
 
@@ -179,6 +193,11 @@ def _one_for_all(_: Tensor, log_ratio: Tensor, generator: torch.Generator) -> Te
     return shared.expand(log_ratio.shape)
 
 
+def _own_decisions(proposal: Tensor, old: Tensor, log_ratio: Tensor, generator: torch.Generator) -> Tensor:
+    taken = torch.rand(proposal.shape, generator=generator) < log_ratio.exp().unsqueeze(-1)
+    return torch.where(taken, proposal, old)
+
+
 def _clamped(proposal: Tensor, margin: float | None) -> Tensor:
     return proposal if margin is None else proposal.clamp(-margin_limit(margin), margin_limit(margin))
 
@@ -219,6 +238,7 @@ METROPOLIS: dict[str, dict[str, Hook]] = {
     "refused chains go half of the way": {"after": lambda y, new, t, s: torch.where(t.unsqueeze(-1), y, (y + new) / 2)},
     "proposals half as wide as the ratio says": {"width": lambda w: 0.5},
     "proposals clipped to the box": {"proposal": _clamped},
+    "a decision for each coordinate": {"taken": lambda t, r, g: torch.ones_like(t), "parts": _own_decisions},
 }
 HAMILTONIAN: dict[str, dict[str, Hook]] = {
     "momentum with one number for all coordinates": {"noise": lambda w, s: w[..., :1].expand_as(w)},
@@ -250,8 +270,17 @@ def planted(fault: str, target: Target, steps: int, mended: bool = False) -> Any
     return inner if mended else PlantedTempering(inner, TEMPERING[fault])
 
 
+def closely(make: Any, generator: torch.Generator, name: str, repetitions: int = 1) -> list[Certificate]:
+    """A close look at a sampler with an accept step: no tolerance, and `CLOSE` chains. An error of the correlation, as
+    artanh r, is seen from 4.5/√CLOSE = 0.014 on."""
+    rows: list[Certificate] = []
+    for _ in range(repetitions):
+        rows += certify(make, [CorrelatedGaussian()], ["chains"], generator, name, tolerance=0.0, chains=CLOSE)
+    return rows
+
+
 def judged(make: Any, generator: torch.Generator, name: str, stop: bool) -> list[Certificate]:
-    """Certificates on all targets, many chains first; `stop` at the first that fails."""
+    """Certificates on all targets, many chains first; `stop` at the first that fails, and look closely if none does."""
     rows: list[Certificate] = []
     order: tuple[RunName, ...] = ("chains", "single")
     for kind in order:
@@ -261,56 +290,98 @@ def judged(make: Any, generator: torch.Generator, name: str, stop: bool) -> list
             rows += certify(make, [target], [kind], generator, name)
             if stop and rows[-1].failed:
                 return rows
-    return rows
+    return rows + closely(make, generator, name) if stop else rows
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measures how often the certificate catches each fault, and how often it accuses a right sampler."""
+    """Measures how often the certificate catches each fault, and how often it accuses a right sampler. The record grows
+    with every block of repetitions; one that is there is continued, with other random numbers."""
 
     repetitions: int = 100
-    """Of each right sampler, on all targets, many chains and single ones."""
+    """Of each right sampler, on all targets, for each of `runs`."""
     faults: int = 10
     """Repetitions of each fault."""
+    close: int = 20
+    """Close looks at each right sampler that has an accept step."""
+    block: int = 10
+    """Repetitions of a right sampler that run side by side."""
+    runs: tuple[Look, ...] = ("chains", "single", "close")
+    """Runs of the right samplers to repeat."""
     seed: int = 0
     """Of the random numbers."""
-    single: bool = True
-    """Run the single chains of right samplers too, which take most of the time."""
     out: Path = OUT
     """Where the rows go."""
 
     def __call__(self) -> None:
         torch.set_num_threads(1)
-        generator = torch.Generator().manual_seed(self.seed)
-        rows = []
+        record = Record(self.out)
         for fault in FAULTS:
-            found = [judged(partial(planted, fault), generator, fault, True) for _ in range(self.faults)]
-            caught = [each[-1] for each in found if each[-1].failed]
-            where = sorted({f"{row.target}, {row.run}" for row in caught})
-            rows.append({"fault": fault, "repetitions": self.faults, "caught": len(caught), "by": where})
-            print(json.dumps(rows[-1]), flush=True)
-        for name in RIGHT:
-            rows.append(self.size(name, generator))
-            print(json.dumps(rows[-1]), flush=True)
-        self.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            row = record.row({"fault": fault}, {"repetitions": 0, "caught": 0, "by": []})
+            while row["repetitions"] < self.faults:
+                found = judged(partial(planted, fault), self.generator(fault, row), fault, True)[-1]
+                row["repetitions"] += 1
+                row["caught"] += found.failed
+                if found.failed:
+                    look = "close" if found.chains == CLOSE else found.run
+                    row["by"] = sorted({*row["by"], f"{found.target}, {look}"})
+                record.write()
+        for kind in self.runs:
+            repetitions = self.close if kind == "close" else self.repetitions
+            for name in RIGHT:
+                if kind == "close" and name == "langevin-correct":
+                    continue
+                new = {"repetitions": 0, "verdicts": 0, "false_alarms": 0, "inconclusive": 0, "where": [], "seconds": 0}
+                row = record.row({"right": name, "run": kind}, new)
+                while row["repetitions"] < repetitions:
+                    self.size(name, kind, row, min(self.block, repetitions - row["repetitions"]))
+                    record.write()
+                    print(json.dumps(row), flush=True)
 
-    def size(self, name: str, generator: torch.Generator) -> dict[str, Any]:
-        """Verdicts of a right sampler over the repetitions."""
-        began, verdicts = time.process_time(), []
-        kinds: list[RunName] = ["chains", "single"] if self.single else ["chains"]
+    def generator(self, name: str, row: dict[str, Any]) -> torch.Generator:
+        """Random numbers that only the seed, the name and the repetitions before decide."""
+        words = [*name.encode(), *row.get("run", "").encode(), row["repetitions"]]
+        seed = np.random.SeedSequence([self.seed, *words]).generate_state(1)
+        return torch.Generator().manual_seed(int(seed[0]))
+
+    def size(self, name: str, kind: Look, row: dict[str, Any], count: int) -> None:
+        """Adds the verdicts of a block of repetitions of a right sampler to its row."""
+        began = time.process_time()
         targets = [t for t in analytic_targets() if not (name == "langevin-correct" and t.margin is not None)]
-        for _ in range(self.repetitions):
-            verdicts += certify(partial(named_sampler, name), targets, kinds, generator, name)
-        wrong = sorted({f"{row.target}, {row.run}" for row in verdicts if row.failed})
-        return {
-            "right": name,
-            "repetitions": self.repetitions,
-            "verdicts": len(verdicts),
-            "false_alarms": sum(row.failed for row in verdicts),
-            "inconclusive": sum(row.verdict == "inconclusive" for row in verdicts),
-            "where": wrong,
-            "seconds": round(time.process_time() - began),
-        }
+        generator = self.generator(name, row)
+        make = partial(named_sampler, name)
+        if kind == "close":
+            verdicts = closely(make, generator, name, count)
+        else:
+            verdicts = certify(make, targets, [kind], generator, name, repetitions=count)
+        row["repetitions"] += count
+        row["verdicts"] += len(verdicts)
+        row["false_alarms"] += sum(each.failed for each in verdicts)
+        row["inconclusive"] += sum(each.verdict == "inconclusive" for each in verdicts)
+        row["where"] = sorted({*row["where"], *(each.target for each in verdicts if each.failed)})
+        row["seconds"] += round(time.process_time() - began)
+
+
+class Record:
+    """The rows of a file, written anew whenever one has grown."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def row(self, key: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+        """The row with these entries, or a new one."""
+        for row in self.rows:
+            if key.items() <= row.items():
+                return row
+        self.rows.append({**key, **new})
+        return self.rows[-1]
+
+    def write(self) -> None:
+        """All rows, one per line."""
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
 
 if __name__ == "__main__":

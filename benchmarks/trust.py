@@ -45,10 +45,10 @@ def kept(folder: Path | None, name: str, make: Callable[[], cebm.EnergyPolicy]) 
     return policy
 
 
-def false_alarms(worst: np.ndarray) -> dict[str, Any]:
+def false_alarms(worst: np.ndarray, splits: int = SPLITS) -> dict[str, Any]:
     """Shares of episodes with an alarm that were not calibrated on, over random halves."""
     rates = []
-    for seed in range(SPLITS):
+    for seed in range(splits):
         order = np.random.default_rng([7, seed]).permutation(len(worst))
         half = len(worst) // 2
         found = calibration(worst[order[:half]], ALPHA, seed, 5, None)

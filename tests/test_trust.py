@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cebm
-from cebm import Abstention, ConformalSets, Demonstrations, Guard, KeepOutCircle
+from cebm import Abstention, ConformalSets, Demonstrations, FailureAlarm, Guard, KeepOutCircle
 from cebm.acting import Search
 from cebm.composition import vary
 from cebm.energies.base import Penalty
@@ -204,6 +204,60 @@ def test_a_guarded_policy_of_anybody(tmp_path):
     assert bool(free.acts[0]) and float((free.action[0] - torch.tensor([0.35, -0.8])).norm()) >= 0.05
 
 
+def turned(episodes: int, rng: np.random.Generator) -> Demonstrations:
+    """More episodes like those that the fitted guard learned from."""
+    obs = rng.uniform(-1, 1, (episodes * STEPS, 2)).astype(np.float32)
+    actions = np.stack([obs[:, 1] * 0.5 + 0.5, -obs[:, 0]], 1) + 0.02 * rng.normal(size=obs.shape)
+    return Demonstrations.from_arrays(obs, actions.astype(np.float32), np.arange(1, episodes + 1) * STEPS)
+
+
+def test_chunks_together_show_a_fault_that_stays(tmp_path, generator):
+    """A shift that four chunks of five hide alone. False alarms are as of any split conformal threshold; the mean
+    forgets what was before its window, and a reset all of it."""
+    _, guard = fitted()
+    rng, alpha, n, m = np.random.default_rng(seed_of(generator)), 0.2, 99, 100
+    several = guard.over_chunks(turned(n, rng), alpha, every=2, window=5)
+    several.save(tmp_path / "guard")
+    several = Guard.load(tmp_path / "guard")
+    assert several.calibration.recent is not None
+    new = turned(m, rng)
+    obs, actions = (part.reshape(m, STEPS, 2)[:, ::2] for part in (new.obs, new.actions))
+
+    class Playing:
+        def __init__(self, chunks: np.ndarray) -> None:
+            self.chunks, self.step = chunks, -1
+
+        def act(self, obs: np.ndarray) -> np.ndarray:
+            self.step += 1
+            return self.chunks[:, self.step]
+
+    def stopped(guard: Guard, chunks: np.ndarray) -> np.ndarray:
+        """In which episodes and at which steps the last chunks together were a reason."""
+        wrapped = guard.wrap(Playing(chunks), repair=False)
+        decisions = [wrapped.decide(obs[:, step]) for step in range(STEPS // 2)]
+        assert all(reason or acts for each in decisions for reason, acts in zip(each.reasons, each.acts, strict=True))
+        return np.array([["together" in reason for reason in each.reasons] for each in decisions]).T
+
+    share = stopped(several, actions).any(1).mean()
+    assert share < alpha + 4.5 * math.sqrt(alpha * (1 - alpha) * (1 / m + 1 / (n + 2)))
+    shifted = actions + np.float32(0.05)
+    assert not stopped(guard, shifted).any()
+    alone = np.mean([guard(obs[:, step], shifted[:, step]).supported.numpy() for step in range(STEPS // 2)])
+    assert stopped(several, shifted).any(1).mean() > 0.9 > 0.5 < alone
+
+    wrapped = several.wrap(Playing(shifted))
+    for step in range(7):
+        wrapped.decide(obs[:, step])
+    assert len(wrapped.past) == 5
+    wrapped.policy.chunks = shifted[:3]
+    with pytest.raises(ValueError, match="obs has 3 rows, the episodes under way are 100: reset first"):
+        wrapped.decide(obs[:3, 7])
+    wrapped.reset()
+    assert wrapped.past == []
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        guard.over_chunks(new, 0.1, window=0)
+
+
 def test_a_call_of_the_guard_is_quick():
     """2 ms are promised on a machine at rest; the fastest of many calls is what others leave of it."""
     data, guard = fitted()
@@ -292,3 +346,49 @@ def test_conformal_sets_refuse_what_makes_no_sense():
             ConformalSets.fit(lambda x, y: y, x, y)
     with pytest.raises(ValueError, match="points must be at least 2"):
         ConformalSets.fit(lambda x, y: y, x, np.arange(30.0)).intervals(x, 1)
+
+
+def roads(lengths: np.ndarray, rng: np.random.Generator) -> Demonstrations:
+    """Episodes along a road to 0: the first column is the distance that is left, the second says nothing."""
+    left = np.concatenate([np.arange(length)[::-1] for length in lengths])
+    obs = np.stack([left, rng.normal(size=len(left))], 1).astype(np.float32)
+    return Demonstrations.from_arrays(obs, np.zeros((len(obs), 1), np.float32), np.cumsum(lengths))
+
+
+def test_episodes_that_stand_still_are_announced_and_few_successes_are(generator):
+    """Announced successes are at most a share α of m new ones, with the deviation of a beta-binomial."""
+    rng, alpha, n, m = np.random.default_rng(seed_of(generator)), 0.2, 60, 200
+    lengths = rng.integers(20, 80, 40)
+    alarm = FailureAlarm.fit(roads(lengths, rng), roads(rng.integers(20, 80, n), rng), alpha, neighbours=5)
+    obs = np.array([[30.0, 0.0], [10.0, 0.0]])
+    assert np.abs(alarm.expected(obs, 7).numpy() - [37, 17]).max() < 3
+    new = roads(rng.integers(20, 80, m), rng)
+    starts = np.repeat(new.episode_starts, new.episode_ends - new.episode_starts)
+    told = alarm(new.obs, np.arange(new.steps) - starts).numpy()
+    announced = np.mean([part.any() for part in np.split(told, new.episode_ends[:-1])])
+    expected = 1 - math.ceil((n + 1) * (1 - alpha)) / (n + 1)
+    error = math.sqrt(expected * (1 - expected) * (1 / m + 1 / (n + 2)))
+    assert abs(announced - expected) < 4.5 * error
+
+    # One that stands still is announced while it could still arrive: the limit less what it has left.
+    still = alarm(np.tile([[30.0, 0.0]], (100, 1)), np.arange(100)).numpy()
+    assert not still[0] and still[-1] and abs(still.argmax() - (alarm.limit - 30)) < 4
+    assert alarm.limit <= 80 + 3
+
+
+def test_a_failure_alarm_refuses_what_does_not_fit():
+    rng = np.random.default_rng(0)
+    data = roads(np.full(12, 20), rng)
+    other = Demonstrations.from_arrays(np.zeros((4, 3)), np.zeros((4, 1)), np.array([4]))
+    for arguments, message in (
+        ((data, other), "an observation has 3 columns, the demonstrations have 2"),
+        ((data, data.select([0, 1])), "needs at least 9 held-out episodes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FailureAlarm.fit(*arguments)
+    with pytest.raises(ValueError, match="neighbours must be at least 1"):
+        FailureAlarm.fit(data, data, neighbours=0)
+    alarm = FailureAlarm.fit(data, data)
+    for obs, message in ((np.zeros(2), "obs must be"), (np.full((1, 2), np.nan), "obs must be finite")):
+        with pytest.raises(ValueError, match=message):
+            alarm(obs, 0)

@@ -136,6 +136,7 @@ from cebm.tasks import collect_particle as collect_particle
 from cebm.trainer import Trainer as Trainer
 from cebm.trust import Calibration as Calibration
 from cebm.trust import ConformalSets as ConformalSets
+from cebm.trust import FailureAlarm as FailureAlarm
 from cebm.trust import Guard as Guard
 from cebm.trust import Verdict as Verdict
 

@@ -116,17 +116,28 @@ def certify(
     generator: torch.Generator | None = None,
     name: str | None = None,
     tolerance: float = 0.1,
+    repetitions: int = 1,
+    chains: int | None = None,
 ) -> list[Certificate]:
     """Runs `sampler` on analytic targets and says how far its samples are from them; see `Certificate.verdict`.
 
     `sampler` is any object with `steps`, `init` and `step`, used as it is: only `steps` is raised to what a run has
     (50 to 500 for many chains, 4000 for one). With small step sizes, give it more `steps` yourself. Or it is a
     function (target, steps) -> sampler, for parameters that follow the target, as `named_sampler` has them.
-    Without `generator` the seed is fresh; with one, the result repeats.
+    Without `generator` the seed is fresh; with one, the result repeats. `repetitions` run side by side, and each gives
+    a row; they share the acceptance and the clipping that the rows report.
+
+    With `chains` in place of the 1000, smaller errors are seen: at the level of 4.5 standard deviations, an error of a
+    correlation of 4.5/√chains, and of a deviation of 3.2/√chains. Only a sampler with an accept step passes a close
+    look, `tolerance=0` and many chains, on a target where its chains have forgotten their start by `chain_steps`.
     """
     make = _factory(sampler)
     if not tolerance >= 0:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+    if chains is not None and chains < 2:
+        raise ValueError(f"chains must be at least 2, got {chains}")
     if generator is None:
         generator = torch.Generator()
         generator.seed()
@@ -137,9 +148,10 @@ def certify(
     try:
         for target in analytic_targets() if targets is None else targets:
             for kind in runs:
-                states, info = run_on(make, target.to(generator.device), kind, generator)
-                exact = target.draw(_EXACT, generator) if kind == "chains" else None
-                rows.append(_certificate(label, target, kind, states, info, tolerance, exact))
+                together, info = run_on(make, target.to(generator.device), kind, generator, repetitions, chains)
+                for states in together.chunk(repetitions):
+                    exact = target.draw(_EXACT, generator) if kind == "chains" else None
+                    rows.append(_certificate(label, target, kind, states, info, tolerance, exact))
     finally:
         torch.set_num_threads(threads)
     return rows
@@ -163,16 +175,23 @@ def _with_steps(sampler: Sampler, steps: int) -> Sampler:
 
 
 def run_on(
-    make: SamplerFactory, target: Target, kind: RunName, generator: torch.Generator
+    make: SamplerFactory,
+    target: Target,
+    kind: RunName,
+    generator: torch.Generator,
+    repetitions: int = 1,
+    chains: int | None = None,
 ) -> tuple[Float[Tensor, "chains time act"], StepInfo]:
-    """Runs the sampler on the target; gives the states that are judged, chain by chain."""
+    """Runs the sampler on the target; gives the states that are judged, chain by chain, one repetition after the
+    other."""
     if kind == "chains":
         # One observation with many candidates: what a sampler of populations expects.
-        start = target.starts(1, CHAINS, generator)
+        start = target.starts(repetitions, chains or CHAINS, generator)
         chain = run(make(target, target.chain_steps), target, target.encode(start[:, 0]), start, generator)
-        return chain.actions.transpose(0, 1), chain.info
+        return chain.actions.flatten(0, 1).unsqueeze(1), chain.info
     if kind == "single":
-        sampler, start = make(target, SINGLE_STEPS), target.starts(SINGLE_REPLICAS, 1, generator)
+        replicas = repetitions * SINGLE_REPLICAS
+        sampler, start = make(target, SINGLE_STEPS), target.starts(replicas, 1, generator)
         collect = Collect(sampler.steps - SINGLE_KEPT)
         chain = run(sampler, target, target.encode(start[:, 0]), start, generator, collect)
         return chain.actions, chain.info
@@ -249,7 +268,7 @@ def _distance(
         units = (points.double() - points.new_tensor(target.mean)) / points.new_tensor(target.std)
         return torch.linalg.solve_triangular(root, units.double().T, upper=False).T
 
-    last, reference = whitened(states[:, -1]), whitened(exact)
+    last, reference = whitened(states[:_EXACT, -1]), whitened(exact)  # of more, the distances fill the memory
     chance = by_chance(reference[:_SPECTRUM], len(last), len(reference), _LEVEL)
     allowed = math.sqrt(chance) + math.sqrt(tolerated(reference[:_SPECTRUM], tolerance))
     return math.sqrt(squared_distance(last, reference)), allowed

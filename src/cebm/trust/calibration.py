@@ -33,6 +33,20 @@ ROWS = 1024
 
 
 @dataclass(frozen=True)
+class Recent:
+    """The threshold for several chunks together: a fault that stays shows in their mean, though in none alone."""
+
+    alpha: float
+    """Largest share of episodes, like those held out, in which it is crossed anywhere."""
+    window: int
+    """How many of the last chunks count."""
+    every: int
+    """Steps between two chunks."""
+    limit: float
+    """Their mean energy may be so large."""
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Scales of the two signals and the threshold of their maximum. Saved with the policy."""
 
@@ -51,6 +65,8 @@ class Calibration:
     tie: float | None = None
     """Modes are tied, and the policy asks, where a candidate of another mode has an energy less than this above that
     of the choice; None: a fork is no reason to ask."""
+    recent: Recent | None = None
+    """What a guarded policy's last chunks may be together; None: each chunk is judged alone."""
 
     def unfamiliar(self, distance: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Distances on the common scale: half of the held-out episodes have a step above 0, one in ten above 1."""
@@ -149,6 +165,21 @@ def calibrate(
     steps = np.concatenate(values)
     worst = np.stack([part.max(0) for part in np.split(steps, held_out.episode_ends[:-1])])
     return calibration(worst, alpha, seed, neighbours, tie)
+
+
+def recent(policy: "EnergyPolicy", held_out: Demonstrations, alpha: float, *, every: int, window: int) -> Recent:
+    """The threshold for the mean energy of `window` of the demonstrators' chunks in a row, one in `every` steps; fewer
+    say nothing, as the first chunk of an episode is the hardest to foresee."""
+    for name, value in (("every", every), ("window", window)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    windows, scores = held_out.windows(policy.history, policy.horizon), []
+    for start, end in zip(held_out.episode_starts, held_out.episode_ends, strict=True):
+        obs, actions = windows[np.arange(start, end, every)]
+        energies = signals(policy, obs, actions, 1)[1].double()
+        means = energies.unfold(0, min(window, len(energies)), 1).mean(1)
+        scores.append(float(means.nan_to_num(inf, inf).amax()))
+    return Recent(alpha, window, every, threshold(np.array(scores), alpha))
 
 
 def familiar(policy: "EnergyPolicy") -> Float[Tensor, "some obs"]:

@@ -4,7 +4,7 @@ It learns a density p(chunk | observation) of its own from the demonstrations, a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cebm.objectives import Likelihood
 from cebm.optimisers import Adam, Cosine
 from cebm.policy import EnergyPolicy
 from cebm.recipes import Inputs, Trial
-from cebm.trust.calibration import Calibration, calibrate, signals
+from cebm.trust.calibration import Calibration, calibrate, recent, signals
 
 DENSITY = Trial(
     energy=MixtureDensity(width=128),
@@ -154,6 +154,13 @@ class Guard:
         ]
         return Decision.of(torch.where(verdict.supported.unsqueeze(1), done, found), tuple(reasons))
 
+    def over_chunks(self, held_out: Demonstrations, alpha: float = 0.05, *, every: int = 8, window: int = 4) -> "Guard":
+        """This guard, with a threshold for the last `window` chunks together, of which one is asked for in `every`
+        steps: a policy that it wraps asks too where their mean energy is above that of a share 1 − alpha of the
+        episodes `held_out` anywhere. The share of false alarms adds to that of single chunks."""
+        found = recent(self.density, held_out, alpha, every=every, window=window)
+        return replace(self, density=replace(self.density, calibration=replace(self.calibration, recent=found)))
+
     def wrap(self, policy: Any, repair: bool = True) -> "GuardedPolicy":
         """A policy whose chunks are supported: repaired where they are not, or an Abstention. `repair=False`: it asks
         instead of repairing."""
@@ -191,6 +198,8 @@ class GuardedPolicy:
     """Any object with `act(obs [batch, obs]) -> [batch, horizon · act]`."""
     repair: bool = True
     """Give the nearest supported chunk where there is one."""
+    past: list[Tensor] = field(default_factory=list, repr=False)
+    """Energies [batch] of the last chunks of the episodes under way."""
 
     @property
     def history(self) -> int:
@@ -213,6 +222,7 @@ class GuardedPolicy:
 
     def reset(self) -> None:
         """A new episode begins, for the guarded policy too."""
+        self.past.clear()
         forget: Callable[[], Any] | None = getattr(self.policy, "reset", None)
         if forget is not None:
             forget()
@@ -227,7 +237,32 @@ class GuardedPolicy:
         """A supported chunk for each observation, or the reason to ask."""
         chunk = self.policy.act(obs)
         if self.repair:
-            return self.guard.repair(obs, chunk)
-        return Decision.of(
-            self.guard.density.raw_actions(chunk, 1 if np.ndim(obs) == 1 else len(obs)), self.guard(obs, chunk).reasons
+            found = self.guard.repair(obs, chunk)
+        else:
+            actions = self.guard.density.raw_actions(chunk, 1 if np.ndim(obs) == 1 else len(obs))
+            found = Decision.of(actions, self.guard(obs, chunk).reasons)
+        together = self._together(obs, chunk)
+        return found if not any(together) else Decision.of(found.action, _first(found.reasons, together))
+
+    def _together(self, obs: Any, chunk: Any) -> tuple[str, ...]:
+        """Why the last chunks together are a reason to ask, for each observation."""
+        settings = self.guard.calibration.recent
+        if settings is None:
+            return ()
+        energies = signals(self.guard.density, obs, chunk, 1)[1]
+        if self.past and len(self.past[0]) != len(energies):
+            raise ValueError(
+                f"obs has {len(energies)} rows, the episodes under way are {len(self.past[0])}: reset first"
+            )
+        self.past.append(energies)
+        del self.past[: -settings.window]
+        if len(self.past) < settings.window:
+            return ()
+        mean = torch.stack(self.past).mean(0)
+        return tuple(
+            "" if fine else "the last chunks together are unlikely" for fine in (mean <= settings.limit).tolist()
         )
+
+
+def _first(reasons: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    return tuple(reason or other for reason, other in zip(reasons, others, strict=True))
