@@ -122,8 +122,11 @@ def write_page(out: Path, html: Path) -> Path:
 
 
 def report_style(environment: jinja2.Environment) -> Markup:
-    """The style sheet of the run report, so that the two pages look alike."""
-    return Markup(jinja2.PackageLoader("cebm", "report").get_source(environment, "style.css")[0])
+    """The style sheets of the run report, colours first, so that the two pages look alike."""
+    sheets = (("studio/page", "panels.css"), ("report", "style.css"))
+    return Markup(
+        "\n".join(jinja2.PackageLoader("cebm", folder).get_source(environment, name)[0] for folder, name in sheets)
+    )
 
 
 def prose(text: str) -> Markup:

@@ -576,7 +576,8 @@ def test_the_parts_of_a_tilted_energy_train_apart(generator: torch.Generator) ->
     smoothed = actions + trial.inputs.smoothing * torch.randn(actions.shape, generator=again)
     known = energy.base.encode(obs)
     likelihood = energy.base.energies(known, smoothed.unsqueeze(1)).mean()
-    negatives = energy.base.propose(known.detach(), trial.objective.count, again)
+    with torch.no_grad():
+        negatives = energy.base.propose(known, trial.objective.count, again)
     tilts = energy.tilt(obs, torch.cat([smoothed.unsqueeze(1), negatives], 1))
     for part, alone in ((energy.base, likelihood), (energy.tilt, info_nce(tilts[:, 0], tilts[:, 1:]))):
         parameters = list(part.parameters())
