@@ -21,11 +21,10 @@ import torch
 import cebm
 from cebm.annealing import Annealed, AnnealedSearch
 from cebm.composition import vary
-from cebm.denoising import DenoisingScore, LevelContrast, LevelRatio, Sum
-from cebm.energies import Judged, NoiseConditional, NoiseConditionalTilt
+from cebm.denoising import DenoisingScore, LevelContrast, Sum
+from cebm.energies import NoiseConditional, NoiseConditionalTilt
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.negatives import InBatch, Mixture, ShortChains, Uniform
-from cebm.objectives import InfoNCE
 from cebm.optimisers import Adam
 from cebm.recipes import Inputs, Trial
 from cebm.tasks import ParticleTask, PushT
@@ -43,18 +42,12 @@ def contrast(source: Any, weight: float = 0.1, every: int = 4, levels: tuple[flo
     return Sum((SCORE, LevelContrast(source, 7, levels)), (1.0, weight), (1, every))
 
 
-def ratio(weight: float, every: int = 1) -> Sum:
-    """Denoising with the ratio of levels beside it."""
-    return Sum((SCORE, LevelRatio()), (1.0, weight), (1, every))
-
-
 HIGH = DenoisingScore(mean=-0.5)
 
 ARMS: dict[str, dict[str, Any]] = {
     "denoise": {"objective": SCORE},
     "denoise-high": {"objective": HIGH},
     "denoise-higher": {"objective": DenoisingScore(mean=0.2)},
-    "judge-high": {"objective": Sum((HIGH, LevelContrast(OWN, 7)), (1.0, 1.0), (1, 4)), "around": Judged},
     "own-draws-high": {"objective": Sum((HIGH, LevelContrast(OWN, 7)), (1.0, 0.1), (1, 4))},
     "denoise-scalar": {"objective": SCORE, "energy.form": "scalar"},
     "denoise-affine": {"objective": SCORE, **AFFINE},
@@ -65,13 +58,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "in-batch": {"objective": contrast(InBatch())},
     "in-batch-levels": {"objective": contrast(InBatch(), levels=(0.2, 0.5, 1.0))},
     "both": {"objective": contrast(BOTH)},
-    "ratio": {"objective": ratio(0.1), **AFFINE},
-    "ratio-1": {"objective": ratio(1.0), **AFFINE},
-    "ratio-scalar": {"objective": ratio(1.0), "energy.form": "scalar"},
-    "ratio-every-4": {"objective": ratio(1.0, 4), **AFFINE},
-    "judge": {"objective": contrast(OWN, 1.0), "around": Judged},
-    "judge-clean": {"objective": Sum((SCORE, InfoNCE(OWN, 7)), (1.0, 1.0), (1, 4)), "around": Judged},
-    "judge-in-batch": {"objective": contrast(InBatch(), 1.0), "around": Judged},
     "base": {"objective": SCORE, "around": NoiseConditionalTilt},
 }
 """What each arm changes; `around` builds another energy around the start's."""

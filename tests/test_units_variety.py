@@ -216,17 +216,28 @@ def ends():
 
 def test_windows_know_which_actions_are_padding():
     windows = ends().windows(1, 3)
-    assert windows.whole().tolist() == [0, 1, 2, 5, 6, 7]
+    assert windows.within(0).tolist() == [0, 1, 2, 5, 6, 7]
+    assert windows.within(1).tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert windows.within(2).tolist() == list(range(10))
     assert windows.padding([2, 3, 9]).tolist() == [[False] * 3, [False, False, True], [False, True, True]]
 
 
-def test_dropped_padding_is_never_trained_on():
-    trainer = trainer_of(trial_with(horizon=3, padding="drop"), ends(), ends())
+@pytest.mark.parametrize("padding, ends_at", [("drop", 2), (0, 2), (1, 3), (2, 4), (7, 4), ("keep", 4)])
+def test_padding_beyond_what_is_asked_for_is_never_trained_on(padding, ends_at):
+    trainer = trainer_of(trial_with(horizon=3, padding=padding), ends(), ends())
     seen = {tuple(row) for step in range(20) for row in trainer._batch(step)[1].tolist()}
     chunks = trainer.units.act_box.denormalise(torch.tensor(sorted(seen))).round().tolist()
-    assert sorted(chunks) == [[a, a + 1, a + 2] for a in (0, 1, 2, 100, 101, 102)]
+    starts = [episode + step for episode in (0, 100) for step in range(ends_at + 1)]
+    assert sorted(chunks) == [[min(a + k, a // 100 * 100 + 4) for k in range(3)] for a in starts]
+
+
+def test_an_episode_without_windows_is_named():
     with pytest.raises(ValueError, match="padding='drop' leaves no training data: no episode has 6 steps"):
         trainer_of(trial_with(horizon=6, padding="drop"), ends(), ends())
+    with pytest.raises(ValueError, match="padding=1 leaves no training data: no episode has 6 steps"):
+        trainer_of(trial_with(horizon=7, padding=1), ends(), ends())
+    with pytest.raises(ValueError, match="padding must be at least 0 steps, got -1"):
+        trial_with(padding=-1)
 
 
 def test_padding_teaches_to_stand_still_and_dropping_it_does_not():

@@ -26,7 +26,6 @@ from cebm.demonstrations import Demonstrations as Demonstrations
 from cebm.demonstrations import open_demonstrations as open_demonstrations
 from cebm.denoising import DenoisingScore as DenoisingScore
 from cebm.denoising import LevelContrast as LevelContrast
-from cebm.denoising import LevelRatio as LevelRatio
 from cebm.denoising import Sum as Sum
 from cebm.densities import Estimator as Estimator
 from cebm.densities import UntrustedDensityWarning as UntrustedDensityWarning
@@ -35,8 +34,6 @@ from cebm.diagnostics import diagnose as diagnose
 from cebm.energies import MLP as MLP
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
-from cebm.energies import Judged as Judged
-from cebm.energies import JudgedEnergy as JudgedEnergy
 from cebm.energies import MarginalEnergy as MarginalEnergy
 from cebm.energies import MixtureDensity as MixtureDensity
 from cebm.energies import MixtureDensityEnergy as MixtureDensityEnergy

@@ -67,6 +67,11 @@ class Problem:
         """E + log q of what `start` gave, with NaN and −∞ as infinity."""
         return _without_nan(self.energy.excess(self.context, actions), actions)
 
+    def added(self, actions: Actions) -> Energies | None:
+        """What the energy has beside its part with levels, with NaN and −∞ as infinity; None where it has nothing."""
+        added = self.energy.added(self.context, actions)
+        return None if added is None else _without_nan(added, actions)
+
     def uniform(self, n: int) -> Actions:
         """`n` candidates per observation, uniform in the box with its margin."""
         rows = 1 if self.shared else self.rows

@@ -98,15 +98,20 @@ class Annealed:
 
 @dataclass(frozen=True)
 class AnnealedSearch:
-    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy at `level`; or, of an
-    energy that has a judge, by what the judge says."""
+    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy at `level`.
+
+    One candidate leads: the first, which is a draw. (Where penalties are added to the energy, it is drawn by them.)"""
 
     sampler: Annealed = Annealed()
     """How candidates fall."""
     candidates: int = 32
     """How many."""
-    choice: Literal["minimum", "softmax", "first"] = "minimum"
-    """'minimum': the lowest energy. 'softmax': candidate i with probability ∝ exp(−Eᵢ/temperature). 'first': any."""
+    choice: Literal["near", "minimum", "softmax", "first"] = "near"
+    """'near': the lowest energy near the candidate that leads, which so decides the mode. 'minimum': the lowest of all,
+    which may take a wrong mode again and again, as denoising teaches slopes and hardly the weights of modes that lie
+    apart. 'softmax': candidate i with probability ∝ exp(−Eᵢ/temperature). 'first': the one that leads."""
+    reach: float = 0.25
+    """What is near: up to this distance per coordinate (root mean square), in units of d."""
     temperature: float = 1.0
     """Of the softmax."""
     level: float = 0.2
@@ -117,14 +122,14 @@ class AnnealedSearch:
     """Candidates agree where their mean distance from their mean, per coordinate and in units of d, is below this."""
     closeness: float = 0.0
     """Where the last action is given: what is added to the energies is closeness/2 times the squared distance to it,
-    in units of d²."""
+    in units of d²; and if this is above 0, the candidate nearest to the last action leads."""
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
             raise ValueError(f"candidates must be at least 1, got {self.candidates}")
-        if self.choice not in ("minimum", "softmax", "first"):
-            raise ValueError(f"choice must be 'minimum', 'softmax' or 'first', got {self.choice!r}")
-        for name in ("temperature", "level"):
+        if self.choice not in ("near", "minimum", "softmax", "first"):
+            raise ValueError(f"choice must be 'near', 'minimum', 'softmax' or 'first', got {self.choice!r}")
+        for name in ("temperature", "level", "reach"):
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
         for name in ("look", "agreement", "closeness"):
@@ -207,20 +212,41 @@ class AnnealedSearch:
         return compared.energies(actions)
 
     def _chosen(self, problem: Problem, actions: Actions, energies: Energies) -> Int[Tensor, " rows"]:
-        costs = energies
-        if problem.energy.judges:
-            costs = torch.where(energies < inf, problem.excess(actions), inf)
+        costs, away = energies, None
         if problem.previous is not None and self.closeness:
             away = (actions - problem.previous.unsqueeze(1)).square().sum(-1)
             costs = costs + 0.5 * self.closeness / problem.energy.deviation**2 * away
         if self.choice == "minimum":
             return costs.argmin(1)
-        if self.choice == "first":  # unless it ran away
-            return torch.where(energies[:, 0] < inf, 0, costs.argmin(1))
-        # The largest of −E/T plus Gumbel noise is a draw of the softmax.
-        shape = (1 if problem.shared else energies.shape[0], energies.shape[1])
-        uniform = draw_uniform(problem.generator, shape, energies)
-        return (-costs / self.temperature - (-uniform.clamp_min(1e-30).log()).log()).argmax(1)
+        if self.choice == "softmax":
+            return _drawn(problem, costs / self.temperature)
+        lead = self._leading(problem, actions, energies, away)
+        if self.choice == "first":
+            return lead
+        leading = actions.gather(1, lead.view(-1, 1, 1).expand(-1, 1, actions.shape[2]))
+        apart = (actions - leading).square().mean(-1).sqrt()
+        return torch.where(apart <= self.reach * problem.energy.deviation, costs, inf).argmin(1)
+
+    def _leading(
+        self, problem: Problem, actions: Actions, energies: Energies, away: Energies | None
+    ) -> Int[Tensor, " rows"]:
+        """The candidate that decides the mode, of those that did not run away: the nearest to the last action, where
+        that counts; else a draw of p exp(−added), which is the first one where nothing is added."""
+        finite = energies < inf
+        if away is not None:
+            return torch.where(finite, away, inf).argmin(1)
+        added = problem.added(actions)
+        if added is not None:
+            return _drawn(problem, torch.where(finite, added, inf))
+        order = torch.arange(energies.shape[1], device=energies.device)
+        return torch.where(finite, order, energies.shape[1]).argmin(1)
+
+
+def _drawn(problem: Problem, costs: Energies) -> Int[Tensor, " rows"]:
+    """One of each row, with probability ∝ exp(−cost): the largest of −cost plus Gumbel noise is such a draw."""
+    shape = (1 if problem.shared else costs.shape[0], costs.shape[1])
+    uniform = draw_uniform(problem.generator, shape, costs)
+    return (-costs - (-uniform.clamp_min(1e-30).log()).log()).argmax(1)
 
 
 def _of_rows(problem: Problem, rows: Int[Tensor, " some"]) -> Problem:

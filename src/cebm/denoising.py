@@ -1,15 +1,14 @@
 """Objectives for energies with noise levels, and sums of objectives.
 
-`DenoisingScore` learns the slope of the energy at every level, `LevelContrast` its ranking of whole actions at some
-levels, and `LevelRatio` how the energy changes from one level to the next. `Sum` adds objectives.
+`DenoisingScore` learns the slope of the energy at every level, and `LevelContrast` its ranking of whole actions at some
+levels. `Sum` adds objectives.
 """
 
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -37,10 +36,15 @@ class DenoisingScore:
     """Standard deviation of log(s/d)."""
 
     def __post_init__(self) -> None:
-        _check_levels(self)
+        if self.draws < 1:
+            raise ValueError(f"draws must be at least 1, got {self.draws}")
+        if not -inf < self.mean < inf:
+            raise ValueError(f"mean must be finite, got {self.mean}")
+        if not 0 < self.spread < inf:
+            raise ValueError(f"spread must be positive and finite, got {self.spread}")
 
     def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
-        levels = _drawn_levels(self, energy, actions, generator)
+        levels = self._levels(energy, actions, generator)
         s, d = levels.unsqueeze(-1), energy.deviation
         clean = actions.unsqueeze(1)
         noisy = clean + s * draw_normal(generator, (len(actions), self.draws, actions.shape[1]), actions)
@@ -49,6 +53,15 @@ class DenoisingScore:
         weights = (s.square() + d**2) / d**2  # s²/c²
         loss = (weights * errors.square()).mean()
         return Terms(loss, log={"denoising_loss": loss})
+
+    def _levels(
+        self, energy: EnergyModel, actions: Positives, generator: torch.Generator
+    ) -> Float[Tensor, "batch draws"]:
+        """One from each of `draws` equally likely parts."""
+        share = torch.arange(self.draws, dtype=actions.dtype, device=actions.device)
+        share = (share + draw_uniform(generator, (len(actions), self.draws), actions)) / self.draws
+        place = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
+        return energy.deviation * torch.exp(self.mean + self.spread * place)
 
 
 @dataclass(frozen=True)
@@ -94,62 +107,6 @@ class LevelContrast:
             own_losses(self.source, actions, drawn.actions),
             {"contrast_loss": loss},
         )
-
-
-@dataclass(frozen=True)
-class LevelRatio:
-    """Which of two neighbouring levels was an action blurred to? With y = y₀ + sε, s one of two levels at random and
-    s' the other, L = mean log(1 + e^{E_s(y) − E_{s'}(y)}): logistic regression, whose minimum is E_s − E_{s'} =
-    −log p_s + log p_{s'}. So the energies of two modes that lie apart are tied to each other through the coarse levels,
-    where they are one mode, and to the same −log p_s as by `DenoisingScore`; no negatives are needed. (After Yadin et
-    al. 2024 and the time score of Choi et al. 2022.) The form of the energy must have a free constant per level."""
-
-    draws: int = 4
-    """Pairs of levels per observation, which is encoded once."""
-    mean: float = -0.7
-    """Mean of log(s/d), s in the middle of the two."""
-    spread: float = 1.2
-    """Standard deviation of log(s/d)."""
-    gap: float = 1.0
-    """The two levels are s·e^{±gap/√act}: in more dimensions, where levels are told apart more easily, they are
-    nearer to each other."""
-
-    def __post_init__(self) -> None:
-        _check_levels(self)
-        if not 0 < self.gap < inf:
-            raise ValueError(f"gap must be positive and finite, got {self.gap}")
-
-    def terms(self, energy: EnergyModel, obs: Obs, actions: Positives, generator: torch.Generator) -> Terms:
-        middle = _drawn_levels(self, energy, actions, generator)
-        coin = draw_uniform(generator, middle.shape, middle)
-        factor = torch.exp(self.gap / sqrt(actions.shape[1]) * torch.where(coin < 0.5, -1.0, 1.0))
-        levels = middle * factor
-        noisy = actions.unsqueeze(1) + levels.unsqueeze(-1) * draw_normal(
-            generator, (len(actions), self.draws, actions.shape[1]), actions
-        )
-        both = energy.at(torch.cat([levels, middle / factor], 1)).energies(energy.encode(obs), noisy.repeat(1, 2, 1))
-        own, other = both.chunk(2, 1)
-        loss = F.softplus(own - other).mean()
-        return Terms(loss, log={"ratio_loss": loss})
-
-
-def _drawn_levels(
-    law: "DenoisingScore | LevelRatio", energy: EnergyModel, actions: Positives, generator: torch.Generator
-) -> Float[Tensor, "batch draws"]:
-    """log(s/d) ~ N(mean, spread²), one from each of `draws` equally likely parts."""
-    share = torch.arange(law.draws, dtype=actions.dtype, device=actions.device)
-    share = (share + draw_uniform(generator, (len(actions), law.draws), actions)) / law.draws
-    place = torch.special.ndtri(share.clamp(1e-6, 1 - 1e-6))
-    return energy.deviation * torch.exp(law.mean + law.spread * place)
-
-
-def _check_levels(law: "DenoisingScore | LevelRatio") -> None:
-    if law.draws < 1:
-        raise ValueError(f"draws must be at least 1, got {law.draws}")
-    if not -inf < law.mean < inf:
-        raise ValueError(f"mean must be finite, got {law.mean}")
-    if not 0 < law.spread < inf:
-        raise ValueError(f"spread must be positive and finite, got {law.spread}")
 
 
 # ---------------------------------------------------------------------------------------------- sums

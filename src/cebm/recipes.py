@@ -71,8 +71,9 @@ class Inputs:
     "Gaussian((0, 1), 5)", "PlanarPose('2:20', 3, 0.03)"."""
     symmetries: tuple[Symmetry | str, ...] | Symmetry | str = ()
     """Maps that turn an episode into an equivalent one; each doubles the training data."""
-    padding: Literal["keep", "drop", "mask"] = "keep"
+    padding: Literal["keep", "drop", "mask"] | int = "keep"
     """Training chunks that reach beyond the end of an episode: 'keep' repeats its last action, 'drop' leaves them out,
+    a number leaves out those that reach further than so many steps (Diffusion Policy: the actions executed, less one),
     'mask' fills the rest with actions of random other steps, so that it teaches nothing."""
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class Inputs:
             ("obs_scaling", ("min-max", "standardise", "robust")),
             ("action_scaling", ("min-max", "robust")),
             ("constants", ("exact", "learn")),
-            ("padding", ("keep", "drop", "mask")),
+            *([] if type(self.padding) is int else [("padding", ("keep", "drop", "mask"))]),
         ):
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
@@ -96,6 +97,8 @@ class Inputs:
         for name in ("history", "horizon"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if type(self.padding) is int and self.padding < 0:
+            raise ValueError(f"padding must be at least 0 steps, got {self.padding}")
         if not 0 <= self.smoothing < inf:
             raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
 

@@ -426,13 +426,14 @@ class Trainer:
             yield
 
 
-def _rows(windows: Windows, padding: str) -> np.ndarray:
-    """The training pairs: all, or those whose chunk lies inside its episode."""
-    if padding != "drop":
+def _rows(windows: Windows, padding: str | int) -> np.ndarray:
+    """The training pairs: all, or those whose chunk reaches at most so far beyond the end of its episode."""
+    if padding in ("keep", "mask"):
         return np.arange(len(windows))
-    rows = windows.whole()
+    most = 0 if padding == "drop" else int(padding)
+    rows = windows.within(most)
     if not len(rows):
-        raise ValueError(f"padding='drop' leaves no training data: no episode has {windows.horizon} steps")
+        raise ValueError(f"{padding=} leaves no training data: no episode has {windows.horizon - most} steps")
     return rows
 
 

@@ -297,12 +297,13 @@ class Windows:
             np.asarray(data.actions[done]).reshape(len(rows), self.act_dim),
         )
 
-    def whole(self) -> Int64[np.ndarray, "rows"]:
-        """Returns the pairs whose actions all lie inside their episode, so that none is a repeated one."""
+    def within(self, beyond: int) -> Int64[np.ndarray, "rows"]:
+        """Returns the pairs of which at most `beyond` actions lie beyond the end of their episode, and so repeat its
+        last one."""
         data = self.demonstrations
         steps = np.arange(len(self))
         ends = np.repeat(data.episode_ends, data.episode_ends - data.episode_starts)
-        return steps[steps + self.horizon <= ends]
+        return steps[steps + self.horizon <= ends + beyond]
 
     def padding(self, indices: Any) -> Bool[np.ndarray, "batch horizon"]:
         """Returns which actions of these pairs lie beyond the end of their episode, and so repeat its last one."""

@@ -15,7 +15,6 @@ from cebm.energies.density import (
     RegressionEnergy,
 )
 from cebm.energies.feedforward import MLP, FeedForwardEnergy, MarginalEnergy, MLPEnergy, Residual, ResidualEnergy
-from cebm.energies.judged import Judged, JudgedEnergy
 from cebm.energies.levels import NoiseConditional, NoiseConditionalEnergy, NoiseConditionalTilt
 from cebm.energies.sums import WeightedSum
 from cebm.energies.tilted import Tilted, TiltedEnergy
@@ -25,8 +24,6 @@ __all__ = [
     "EnergyModel",
     "EnergySettings",
     "FeedForwardEnergy",
-    "Judged",
-    "JudgedEnergy",
     "MLPEnergy",
     "MarginalEnergy",
     "MixtureDensity",

@@ -89,10 +89,10 @@ class EnergyModel(nn.Module, ABC):
             )
         return self.energies(context, actions)
 
-    @property
-    def judges(self) -> bool:
-        """Whether `excess` chooses among draws that fell through the levels, in place of the energy itself."""
-        return False
+    def added(self, context: Context, actions: Actions) -> Energies | None:
+        """Of a sum the terms without levels, such as penalties: draws that fall through the levels of the others know
+        at most the slopes of these. None where there are none."""
+        return None
 
     @property
     def explicit(self) -> bool:

@@ -82,10 +82,6 @@ class WeightedSum(EnergyModel):
     def proposes(self) -> bool:
         return self._proposer is not None
 
-    @property
-    def judges(self) -> bool:
-        return any(term.judges for term in self.parts())
-
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         index = self._proposer
         if index is None:
@@ -94,8 +90,7 @@ class WeightedSum(EnergyModel):
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """Σᵢ wᵢEᵢ + log q, with q the proposal of term k: its own excess, (wₖ − 1)Eₖ, and the other terms."""
-        judges = (index for index, term in enumerate(self.parts()) if term.judges)
-        proposer = next(judges, self._proposer)
+        proposer = self._proposer
         if proposer is None:
             return self.energies(context, actions)
         self.check(context, actions)
@@ -108,6 +103,10 @@ class WeightedSum(EnergyModel):
             if weight != 1:
                 result = result + (weight - 1) * term.energies(part, actions)
         return result
+
+    def added(self, context: Context, actions: Actions) -> Energies | None:
+        found = [w * term.energies(part, actions) for w, term, part in self._split(context) if not term.levels]
+        return torch.stack(found).sum(0) if found and self.levels else None
 
     def _split(self, context: Context) -> Iterator[tuple[float, EnergyModel, Context]]:
         return zip(self.weights, self.parts(), context, strict=True)
