@@ -18,6 +18,7 @@ from cebm.energies import (
     MixtureDensityEnergy,
     MLPEnergy,
     ModuleEnergy,
+    NearestEnergy,
     Penalty,
     RegressionEnergy,
     ResidualEnergy,
@@ -978,6 +979,9 @@ ANSWERS: dict[str, tuple[Callable[[torch.Generator], EnergyModel], bool, bool, b
     "sum": (lambda g: mlp(g) + obstacle, False, False, False),
     "sum with a tilted one": (lambda g: tilted(g) + obstacle, True, False, False),
     "minus a tilted one": (lambda g: -1.0 * tilted(g), False, False, False),
+    "scaled mlp": (lambda g: 0.5 * mlp(g), False, False, True),
+    "scaled regression": (lambda g: 2.0 * RegressionEnergy(OBS, ACT, WIDTH, generator=g), False, True, False),
+    "minus a regression": (lambda g: -1.0 * RegressionEnergy(OBS, ACT, WIDTH, generator=g), False, False, False),
     "of one's own": (lambda g: Catenary("tuple"), False, False, False),
 }
 
@@ -1006,11 +1010,10 @@ def test_every_energy_says_what_it_can_do(name: str, generator: torch.Generator)
     if pairs:
         assert energy.pairs().act_dim == OBS + ACT
     else:
-        with pytest.raises(TypeError, match=f"{kind} has no joint form"):
+        with pytest.raises(TypeError, match=r"\w+ has no joint form"):
             energy.pairs()
-    whole = name != "tilted"
-    assert (energy.contrasted is energy) == whole
-    assert (energy.own_losses(obs, torch.zeros(3, ACT, dtype=torch.float64)) == {}) == whole
+    assert (energy.contrasted is energy) == ("tilted" not in name or not proposes)
+    assert (energy.own_losses(obs, torch.zeros(3, ACT, dtype=torch.float64)) == {}) == ("tilted" not in name)
 
 
 def test_a_tilted_energy_has_its_base_fitted_by_likelihood(generator: torch.Generator) -> None:
@@ -1020,6 +1023,30 @@ def test_a_tilted_energy_has_its_base_fitted_by_likelihood(generator: torch.Gene
     losses = energy.own_losses(obs, actions)
     assert list(losses) == ["proposal_loss"]
     assert torch.equal(losses["proposal_loss"], energy.base(obs, actions.unsqueeze(1)).mean())
+
+
+def test_a_sum_hands_on_what_its_terms_can_do(generator: torch.Generator) -> None:
+    """Losses of their own, the part that contrast trains, demonstrations to store, the best action, the joint form."""
+    one, other = tilted(generator).double(), tilted(generator).double()
+    obs = torch.randn(4, OBS, generator=generator, dtype=torch.float64)
+    actions = torch.randn(4, 5, ACT, generator=generator, dtype=torch.float64)
+    total = 2.0 * one + obstacle + 0.5 * other
+    losses, parts = total.own_losses(obs, actions[:, 0]), [each.own_losses(obs, actions[:, 0]) for each in (one, other)]
+    assert [*losses] == ["proposal_loss", "proposal_loss_2"]
+    assert [*losses.values()] == [each["proposal_loss"] for each in parts]
+    for each in (total, one + obstacle, 1.0 * one):
+        assert_close(each.contrasted(obs, actions), each.excess(each.encode(obs), actions), 1e-12)
+    store = NearestEnergy(OBS, ACT, 4).double()
+    stored = 2.0 * store
+    stored.remember(obs, actions[:, 0])
+    assert torch.equal(stored.best(stored.encode(obs)), actions[:, 0])
+    network = mlp(generator).double()
+    assert torch.equal(
+        (0.5 * network).pairs()(obs, actions.new_zeros(4, 5, OBS + ACT)),
+        0.5 * network.pairs()(obs, actions.new_zeros(4, 5, OBS + ACT)),
+    )
+    density = MixtureDensityEnergy(OBS, ACT, WIDTH, generator=generator)
+    assert (1.0 * density).smoothable and not (2.0 * density).smoothable and not (density + obstacle).smoothable
 
 
 def test_the_excess_is_the_energy_plus_log_q(generator: torch.Generator) -> None:

@@ -44,7 +44,7 @@ from cebm.runs import (
 from cebm.selection import TIMES, score
 from cebm.settings import StorageError
 from cebm.storage import LockedError, load_bundle, locked, read_document, write_document
-from cebm.tasks import Gym, ParticleTask, TaskError
+from cebm.tasks import Gym, ParticleTask, TaskError, collect_particle
 from cebm.trainer import Trainer
 from test_trainer import same_state, small
 
@@ -245,6 +245,14 @@ else:
 """
 
 
+def holder(where: Path) -> int:
+    """The process that says it works in a run; 0 where none does. The rows may be those of the one before it."""
+    try:
+        return int((where / ".lock").read_text().split("\n")[0] or 0)
+    except FileNotFoundError:
+        return 0
+
+
 def test_sigkill_at_any_moment(tmp_path: Path) -> None:
     """A trial of somebody's energy, objective, penalty, optimiser and way to act, from a file of theirs. While the run
     is under way, others are told who works in it; a killed run's lock is no obstacle."""
@@ -261,9 +269,10 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             rows = load_metrics(broken)
-            if rows and rows[-1]["step"] >= reach:
+            if rows and rows[-1]["step"] >= reach and holder(broken) == process.pid:
                 break
             time.sleep(0.001)
+        process.send_signal(signal.SIGSTOP)  # on a busy machine it could end before it is killed
         for attempt in (lambda: resume(broken), lambda: train(small_job(), broken)):
             with pytest.raises((LockedError, FileExistsError)) as caught:
                 attempt()
@@ -541,7 +550,8 @@ class WrongEnergy:
 def test_a_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     """No directory, nor those above it; an empty one that was there stays. The corrected call works."""
     where, data = tmp_path / "deep" / "down" / "run", tmp_path / "data.npz"
-    good = small_job(steps=2)
+    good, other = small_job(steps=2), tmp_path / "other.npz"
+    collect_particle(ParticleTask(dim=3, steps=12), 3, 0).save(other)
 
     class Local(WrongEnergy):
         """Cannot be written to run.json."""
@@ -551,6 +561,7 @@ def test_a_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
 
     wrong: list[tuple[Job, type[Exception], str]] = [
         (replace(good, task=None, data=str(data)), Exception, "data.npz"),
+        (replace(good, data=str(other)), ValueError, "the policy 12 and 3"),
         (replace(good, task=Gym("CartPole-v1")), TaskError, "has no expert"),
         (replace(good, trial=replace(good.trial, energy=WrongEnergy())), Exception, "act"),
         (replace(good, trial=vary(small(TRIALS["steady"]), energy=MLP(8))), Exception, "no proposal|Proposed"),

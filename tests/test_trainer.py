@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,17 @@ import torch
 from cebm.acting import Direct, Search
 from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
-from cebm.energies import MLP, EnergyModel, MixtureDensity, MLPEnergy, Regression, Residual, Tilted, TiltedEnergy
+from cebm.energies import (
+    MLP,
+    EnergyModel,
+    EnergySettings,
+    MixtureDensity,
+    MLPEnergy,
+    Regression,
+    Residual,
+    Tilted,
+    TiltedEnergy,
+)
 from cebm.evaluation import evaluate
 from cebm.learning import fit
 from cebm.loading import load
@@ -89,6 +99,28 @@ def test_a_learning_rate_beyond_float32_is_a_floating_point_error(rate: float) -
     with pytest.raises((FloatingPointError, ValueError), match=r"finite|failed|loss is"):
         for _ in range(3):
             trainer.step()
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A user's settings of a sum: a tilted energy and a penalty."""
+
+    inner: EnergySettings = Tilted()
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
+        return self.inner.build(spec, generator) + (lambda obs, actions: actions.square().sum(-1))
+
+
+def test_the_terms_of_a_sum_train(tmp_path: Path) -> None:
+    """The proposal of its tilted energy is fitted as without the penalty: it has weights and a loss of its own."""
+    alone, logs = small(TRIALS["steady"]), {}
+    for name, trial in {"alone": alone, "in a sum": replace(alone, energy=Guarded(alone.energy))}.items():
+        trainer = make_trainer(trial, steps=20)
+        logs[name] = [float(trainer.step()["proposal_loss"]) for _ in range(20)]
+        trainer.policy().save(tmp_path / name)
+        assert load(tmp_path / name).energy.proposes
+    assert logs["alone"][-1] < logs["alone"][0] - 0.01
+    assert logs["in a sum"] == pytest.approx(logs["alone"], rel=1e-4)
 
 
 def test_moving_average_acts() -> None:

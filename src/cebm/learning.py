@@ -18,6 +18,8 @@ from cebm.trainer import Limits, Trainer
 
 LOG_EVERY = 20
 """Steps between two updates of the progress bar."""
+MOST_CANDIDATES = 64
+"""Candidates in evaluations along the way, at most, as in a run."""
 
 
 def fit(
@@ -75,7 +77,7 @@ def fit(
             # Evenly spaced, the last step among them.
             if evaluations and step * evaluations // steps > (step - 1) * evaluations // steps:
                 policy = trainer.policy()
-                row = evaluation_row(trainer, policy, place, evaluation_episodes, _effort(policy))
+                row = evaluation_row(trainer, policy, place, evaluation_episodes, MOST_CANDIDATES)
                 if best is None or score(row, place) > best[0]:
                     best = score(row, place), policy
                 if bar is not None:
@@ -113,8 +115,3 @@ def _parted(
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share between 0 and 1, or demonstrations, got {validation}")
     return data.split(validation, seed)
-
-
-def _effort(policy: EnergyPolicy) -> int:
-    """Candidates in evaluations along the way: those of the policy, but at most 64, as in a run."""
-    return min(64, getattr(policy.acting, "candidates", 64))

@@ -156,6 +156,8 @@ def material_of(job: Job, listen: Callable[[float], None] = lambda share: None) 
         return Material(training, job.task.demonstrations(VALIDATION_EPISODES, VALIDATION_SEED), job.task)
     demonstrations = demonstrations_of(job, job.data, listen)
     task = task_of(demonstrations.metadata) if job.task is None else job.task
+    if task is not None:  # now, and not when the first policy is rolled out
+        task.check_policy(demonstrations.obs_dim, demonstrations.act_dim)
     if demonstrations.episodes == 1:
         return Material(demonstrations, demonstrations, task)
     training, validation = demonstrations.split(0.1, job.seed)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs, described
@@ -13,7 +14,8 @@ class WeightedSum(EnergyModel):
     """Σᵢ wᵢ Eᵢ(x, y). A term that ignores the observation (obs_dim 0) can be added to any energy.
 
     The context is the tuple of the terms' contexts. The first term with a proposal and a positive weight proposes for
-    the whole sum, so that `energy + penalty` is searched from where `energy` is.
+    the whole sum, so that `energy + penalty` is searched from where `energy` is. What a term needs in training (losses
+    of its own, the demonstrations, a part that contrast trains) it gets in a sum too.
     """
 
     weights: list[float]
@@ -37,6 +39,7 @@ class WeightedSum(EnergyModel):
         self.closed_form = all(term.closed_form for term, _ in flat)
         levelled = next((term for term, _ in flat if term.levels), flat[0][0])
         self.levels, self.deviation = levelled.levels, levelled.deviation
+        self.smoothable = len(flat) == 1 and self.weights == [1.0] and flat[0][0].smoothable
 
     def parts(self) -> Iterator[EnergyModel]:
         """The terms, in the order of `weights`."""
@@ -81,6 +84,48 @@ class WeightedSum(EnergyModel):
     @property
     def proposes(self) -> bool:
         return self._proposer is not None
+
+    @property
+    def explicit(self) -> bool:
+        """A single term of positive weight has its lowest energy where it had it; a sum of several, elsewhere."""
+        return len(self.terms) == 1 and self.weights[0] > 0 and next(self.parts()).explicit
+
+    def best(self, context: Context) -> Float[Tensor, "batch act"]:
+        return next(self.parts()).best(context[0]) if self.explicit else super().best(context)
+
+    @property
+    def contrasted(self) -> EnergyModel:
+        """Σᵢ wᵢEᵢ + log q, as in `excess`: of the term k that knows q, its own part that is contrasted and (wₖ − 1)Eₖ,
+        and the other terms."""
+        index = self._proposer
+        known = None if index is None else list(self.parts())[index]
+        if known is None or known.contrasted is known:
+            return self
+        terms, weights = [known.contrasted], [1.0]
+        for place, (weight, term) in enumerate(zip(self.weights, self.parts(), strict=True)):
+            rest = weight - 1 if place == index else weight
+            if rest:
+                terms.append(term)
+                weights.append(rest)
+        return WeightedSum(terms, weights)
+
+    def own_losses(self, obs: Obs, actions: Float[Tensor, "batch act"]) -> dict[str, Tensor]:
+        """Those of all terms. Where two give the same name, that of the later one gets its position in the sum."""
+        losses: dict[str, Tensor] = {}
+        for index, term in enumerate(self.parts()):
+            for name, loss in term.own_losses(obs, actions).items():
+                losses[f"{name}_{index}" if name in losses else name] = loss
+        return losses
+
+    def remember(self, obs: Float[Tensor, "pairs obs"], actions: Float[Tensor, "pairs act"]) -> None:
+        """Hands the demonstrations to the terms that store them."""
+        for term in self.parts():
+            store = getattr(term, "remember", None)
+            if callable(store):
+                store(obs, actions)
+
+    def pairs(self) -> EnergyModel:
+        return WeightedSum([term.pairs() for term in self.parts()], self.weights)
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         index = self._proposer
