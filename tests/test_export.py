@@ -1,5 +1,6 @@
 """An exported policy is the policy: the same numbers in, the same action out, in each format and for each kind."""
 
+import copy
 import json
 import os
 import re
@@ -20,18 +21,27 @@ from torch import nn
 import cebm
 from cebm import (
     MALA,
+    MLP,
     Box,
     DerivativeFree,
     EnergyPolicy,
     ExportError,
+    InfoNCE,
     Langevin,
+    MixtureDensity,
     ModuleEnergy,
+    Part,
     Search,
+    ShortChains,
     Trial,
+    Uniform,
     load_exported,
     vary,
 )
+from cebm.annealing import Annealed
 from cebm.cli import main
+from cebm.denoising import DenoisingScore, Sum
+from cebm.energies import Judged, NoiseConditional, NoiseConditionalTilt, Residual
 from cebm.evaluation import evaluate
 from cebm.export import contract_of, export, trace
 from cebm.exported import ExportedPolicy
@@ -40,7 +50,7 @@ from cebm.recipes import TRIALS
 from cebm.runner import Runner
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
-from cebm.units import Angle, Relative
+from cebm.units import Angle, Category, Quaternion, Relative
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-5
@@ -49,11 +59,14 @@ TOLERANCE = 1e-5
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
+SMALL_LEVELS = NoiseConditional(width=32, encoder_width=32)
+
+
 def trial_of(name: str, **settings: Any) -> Trial:
     """A trial with a small network."""
     trial = TRIALS[name]
     widths = ("tilt.width", "base.width") if hasattr(trial.energy, "tilt") else ("width",)
-    return replace(trial, energy=vary(trial.energy, **dict.fromkeys(widths, 32)), **settings)
+    return replace(trial, **{"energy": vary(trial.energy, **dict.fromkeys(widths, 32)), **settings})
 
 
 KINDS: dict[str, Trial] = {
@@ -73,6 +86,29 @@ KINDS: dict[str, Trial] = {
     "joint": trial_of("joint-replay", acting=Search(candidates=16)),
     "annealed": trial_of("annealed"),
     "annealed, with a first look": vary(trial_of("annealed"), look=4, candidates=12),
+    "annealed, near the last action": vary(trial_of("annealed"), choice="softmax", closeness=1.0),
+    "levels of a density": replace(
+        trial_of("annealed"), energy=NoiseConditionalTilt(SMALL_LEVELS, MixtureDensity(32)), objective=DenoisingScore()
+    ),
+    "judged": replace(
+        trial_of("annealed"),
+        energy=Judged(SMALL_LEVELS, MLP(32)),
+        objective=Sum((DenoisingScore(), InfoNCE(ShortChains(Annealed(), Uniform()), 7)), (1.0, 1.0)),
+    ),
+    "residual": replace(trial_of("ibc", acting=Search(candidates=16)), energy=Residual(32)),
+    "spectral norm": trial_of("ibc", acting=Search(candidates=16), energy=MLP(32, spectral_norm=True)),
+    "columns of every kind": trial_of(
+        "steady",
+        inputs=replace(
+            TRIALS["steady"].inputs,
+            history=2,
+            horizon=2,
+            obs_kinds=(Angle(0), Quaternion("1:5"), Category(5)),
+            action_kinds=(Angle(0), Quaternion("1:5"), Category(5)),
+            relative=Relative((6,), (6,)),
+            obs_scaling="robust",
+        ),
+    ),
     "nearest": TRIALS["nearest"],
     "two-step": trial_of("two-step"),
     "mdn": trial_of("mdn"),
@@ -86,17 +122,44 @@ def material() -> tuple[Any, Any]:
 
 
 @cache
+def columns_of_every_kind() -> cebm.Demonstrations:
+    """An angle, a quaternion, a class, a position and two plain columns; the actions follow them, and one never
+    changes. The observation's parts have names."""
+    source = torch.Generator().manual_seed(5)
+    plain = torch.rand(1000, 4, generator=source)
+    turn = torch.randn(1000, 4, generator=source)
+    turn = turn / turn.norm(dim=1, keepdim=True)
+    obs = torch.cat([6 * plain[:, :1], turn, (3 * plain[:, 1:2]).floor(), 10 * plain[:, 2:]], 1)
+    near = obs[:, :7] + torch.tensor([0.1, 0, 0, 0, 0, 0, 0.5])
+    actions = torch.cat([near, torch.full((1000, 1), 0.25)], 1)
+    parts = [Part("joint", (1,)), Part("pose", (5,)), Part("place", (2,), ("x", "y"))]
+    return cebm.Demonstrations.from_arrays(obs.numpy(), actions.numpy(), np.arange(50, 1001, 50), parts=parts)
+
+
+@cache
 def policy_of(kind: str, steps: int = 30) -> EnergyPolicy:
     """A policy of that kind, trained for a moment."""
-    trainer = Trainer(KINDS[kind], *material(), 3, limits=(0.0, 1.0), steps=steps)
+    if kind == "columns of every kind":
+        trainer = Trainer(KINDS[kind], columns_of_every_kind(), columns_of_every_kind(), 3, steps=steps)
+    else:
+        trainer = Trainer(KINDS[kind], *material(), 3, limits=(0.0, 1.0), steps=steps)
     for _ in range(steps):
         trainer.step()
     return trainer.policy()
 
 
+def in_double_precision(policy: EnergyPolicy) -> EnergyPolicy:
+    """The same weights and units in float64."""
+    names = ("obs_box", "act_box", "low", "high", "data_energies", "seen")
+    values = {name: getattr(policy, name) for name in names}
+    doubled = {name: value if value is None else value.to(torch.float64) for name, value in values.items()}
+    return replace(policy, energy=copy.deepcopy(policy.energy).double(), **doubled)
+
+
 def observations(policy: EnergyPolicy, count: int) -> np.ndarray:
     """As the task gives them."""
-    return np.tile(material()[0].obs[:count], (1, policy.history)).astype(np.float32)
+    obs = columns_of_every_kind().obs if policy.columns[0] == 8 and policy.columns[1] == 8 else material()[0].obs
+    return np.tile(obs[:count], (1, policy.history)).astype(str(policy.act_box.centre.dtype).removeprefix("torch."))
 
 
 def given(recorder: Recorder, exported: ExportedPolicy, batch: int) -> dict[str, torch.Tensor]:
@@ -167,7 +230,8 @@ def test_every_kind_acts_the_same_in_every_format(
     kind: str, format: str, tmp_path: Path, generator: torch.Generator
 ) -> None:
     """Over 1,000 observations of a policy that was trained. Rounding may decide between two candidates whose energies
-    agree to the last digits: those rows, at most one in a hundred, act with the other one and are left out."""
+    agree to the last digits: those rows, at most one in a hundred, act with the other one and are left out. The chains
+    of one kind amplify rounding (the next test): a few of its rows are further away, none far."""
     onnx() if format == "onnx" else compiler() if format == "aoti" else None
     policy, path = policy_of(kind, 300), tmp_path / f"policy.{'onnx' if format == 'onnx' else 'pt2'}"
     export(policy, path, format)  # type: ignore[arg-type]
@@ -181,11 +245,29 @@ def test_every_kind_acts_the_same_in_every_format(
         far = away > TOLERANCE
         ties += int(far.sum())
         worst = max(worst, float(away[~far].max()))
-        if bool(far.any()):
+        if bool(far.any()) and kind not in AMPLIFIES:
             energies = [energy_of(policy, part[far.numpy()], each[far]) for each in (found, wanted)]
             assert torch.allclose(*energies, rtol=1e-4, atol=1e-4), "the other action is not as good"
+        assert kind not in AMPLIFIES or float(away.max()) < 1e-2
     print(f"{format} {kind}: {worst:.1e}, {ties} ties")
-    assert worst <= TOLERANCE and ties <= 10
+    assert worst <= TOLERANCE and ties <= (50 if kind in AMPLIFIES else 10)
+
+
+AMPLIFIES = ("corrected",)
+"""A marginal density with narrow components bends E so much that steps of the chain overshoot: each multiplies what
+rounding has changed."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*AMPLIFIES, "columns of every kind"])
+def test_an_exported_program_differs_by_rounding_alone(kind: str, tmp_path: Path, generator: torch.Generator) -> None:
+    """In float64 rounding is 5e8 times smaller, and so is what it becomes: were it anything else than rounding that
+    differs, the rows that are 1e-4 away in float32 would be so here."""
+    policy = in_double_precision(policy_of(kind, 300))
+    policy.export(tmp_path / "policy.pt2", "torch")
+    exported = load_exported(tmp_path / "policy.pt2")
+    assert exported.contract.dtypes == ("float64", "float64", "float64")
+    assert difference(policy, exported, observations(policy, 1000), generator) < 1e-8
 
 
 def energy_of(policy: EnergyPolicy, obs: np.ndarray, actions: torch.Tensor) -> torch.Tensor:
@@ -338,6 +420,7 @@ class GlobalDraws(OwnDraws):
         (ByLength, Langevin(steps=1), "fixes the number of observations, as len"),
         (Cliff, OwnDraws(), r"OwnDraws\.step \(test_export\.py, line \d+\) draws with torch\.randn.*draw_normal"),
         (Cliff, GlobalDraws(), "global generator"),
+        (Cliff, cebm.HMC(steps=1), r"HMC\.step .* draws with torch\.rand.* act by another sampler"),
     ],
 )
 def test_what_cannot_be_exported_says_why(energy: Any, sampler: Any, message: str, tmp_path: Path) -> None:
@@ -350,6 +433,31 @@ def test_what_cannot_be_exported_says_why(energy: Any, sampler: Any, message: st
     with pytest.raises(ExportError, match=message):
         policy.export(tmp_path / "policy.pt2", "torch")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_under_constraints_says_why_it_has_no_file(tmp_path: Path) -> None:
+    policy = policy_of("mse", 0).with_constraint(lambda scene: scene.actions[..., 0, 0] < 0.5)
+    with pytest.raises(ExportError, match=r"ConstrainedPolicy cannot be exported.*serve this one"):
+        policy.export(tmp_path / "policy.onnx")
+
+
+def test_named_parts_go_into_the_file(tmp_path: Path) -> None:
+    """As dictionaries of one observation or of a window, and as the policy takes them."""
+    policy, path = policy_of("columns of every kind"), tmp_path / "policy.pt2"
+    policy.export(path, "torch")
+    exported, obs = load_exported(path), columns_of_every_kind().obs[:6]
+    assert exported.parts == policy.parts and exported.parts[2].columns == ("x", "y")
+    named = {"joint": obs[:, :1], "pose": obs[:, 1:6], "x": obs[:, 6], "y": obs[:, 7]}
+    windows = {name: np.stack([values[:-1], values[1:]], 1) for name, values in named.items()}
+    flat = np.concatenate([obs[:-1], obs[1:]], 1)
+    np.testing.assert_array_equal(exported.act(windows), exported.act(flat))
+    np.testing.assert_allclose(exported.act(windows), policy.act(windows), atol=TOLERANCE)
+    runner = Runner(exported)
+    assert runner.act({name: values[0] for name, values in named.items()}).shape == (8,)
+    # Quaternions have length one, classes are classes, the constant is exact.
+    action = exported.act(flat[0]).reshape(2, 8)
+    np.testing.assert_allclose(np.linalg.norm(action[:, 1:5], axis=1), 1, atol=1e-6)
+    assert set(action[:, 5]) <= {0.0, 1.0, 2.0} and (action[:, 7] == 0.25).all()
 
 
 def test_wrong_arguments_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,8 +519,9 @@ def test_the_example_in_c_plus_plus_acts_the_same(tmp_path: Path, generator: tor
     exported, obs = load_exported(path), observations(policy, 20)
     recorder = Recorder(generator)
     wanted = policy.act(obs, generator=recorder)
-    rows = torch.cat([torch.from_numpy(obs), *given(recorder, exported, 20).values()], 1)
     assert exported.contract.inputs() == ["obs", "normal", "uniform"]
+    numbers = given(recorder, exported, 20)
+    rows = torch.cat([torch.from_numpy(obs), numbers["normal"], numbers["uniform"]], 1)
     text = "\n".join(" ".join(map(repr, row)) for row in rows.tolist())
     found = subprocess.run([tmp_path / "act", path], input=text, capture_output=True, text=True, check=True).stdout
     np.testing.assert_allclose(np.loadtxt(found.splitlines()), wanted, atol=TOLERANCE)

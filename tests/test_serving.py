@@ -315,6 +315,48 @@ def test_the_rest_of_a_chunk_starts_the_next_search(
             assert np.array_equal(again.ravel(), served.act(window, previous=rest, generator=numbers))
 
 
+def test_a_policy_under_constraints_is_served(generator: torch.Generator) -> None:
+    """Its plan and last action come from the session, from the client or from a Runner; it asks by an error of its own.
+    Beside others it acts as alone, though it searches longer where an observation needs it."""
+    from cebm.constraints import MaxStep, NearPlan
+
+    free = policy()
+    near = free.with_constraint(MaxStep(0.05)).with_constraint(NearPlan(), weight=5.0)
+    frames = inputs(3, generator)[:, :3]
+    with serving(near) as running, cebm.connect(running.url) as remote:
+        assert remote.metadata["takes"] == ["last", "plan"]
+        chunk = remote.infer(frames[0], seed=1)
+        for cut in (False, True):
+            if cut:
+                remote.close()
+            again = remote.infer(frames[0], seed=2, played=2)
+            told = {"last": chunk[1:2].ravel(), "plan": np.concatenate([chunk[2:], chunk[-1:], chunk[-1:]]).ravel()}
+            expected = near.act(np.tile(frames[0], 2), **told, generator=torch.Generator().manual_seed(2))
+            np.testing.assert_allclose(again.ravel(), expected, atol=1e-6)
+            assert np.abs(again[0] - chunk[1]).max() <= 0.05 + 1e-6
+            chunk = again
+        local, distant = Runner(near, execute=2), Runner(remote, execute=2)
+        for frame in frames:
+            for _ in range(2):
+                np.testing.assert_allclose(local.act(frame), distant.act(frame), atol=1e-6)
+    # No action is allowed where the first column of the observation is −1.5.
+    asks = free.with_constraint(lambda scene: (scene.obs[:, :1] > -1.4).expand(scene.actions.shape[:2]))
+    with serving(asks) as running, ThreadPoolExecutor(8) as pool:
+        clients = [cebm.connect(running.url) for _ in range(8)]
+
+        def ask(i: int) -> Any:
+            obs = np.full(6, -1.5) if i % 2 else np.zeros(6)
+            return refusal(lambda: clients[i].act(obs)) if i % 2 else clients[i].act(obs)
+
+        for i, found in enumerate(pool.map(ask, range(8))):
+            if i % 2:
+                assert found.kind == "abstained" and "no candidate satisfies the constraints" in str(found)
+            else:
+                assert np.array_equal(found, free.act(np.zeros(6)))
+        for client in clients:
+            client.close()
+
+
 # -------------------------------------------------------------------------------------------- time
 
 

@@ -15,7 +15,7 @@ from cebm.serving.protocol import DTYPES, KINDS, ErrorReply, Refused, one_line, 
 from cebm.serving.requests import Limits, Reader, Session, described, specified
 from cebm.spaces import Part, Specification
 
-SPEC = Specification((Part("joints", (3,)), Part("image", (2, 2))), 2, history=2, horizon=4)
+SPEC = Specification((Part("joints", (3,), ("a", "b", "c")), Part("image", (2, 2))), 2, history=2, horizon=4)
 JOINTS, IMAGE = np.arange(3, dtype=np.float32), np.ones((2, 2), np.uint8)
 
 
@@ -155,7 +155,7 @@ def test_any_frame_is_a_request_or_refused(frame: bytes) -> None:
         assert refusal.kind in KINDS
         return
     assert request.call == "reset" or (request.obs.shape[1] == SPEC.frame and np.isfinite(request.obs).all())
-    assert request.previous is None or request.previous.shape == (len(request.obs), SPEC.act_dim)
+    assert all(values.shape == (len(request.obs), SPEC.act_dim) for values in request.known.values())
     assert request.candidates is None or 1 <= request.candidates <= 1024
 
 
@@ -177,6 +177,9 @@ BAD_REQUESTS = {
     "candidates and a budget": ({**GOOD, "cebm": {"candidates": 2, "budget_ms": 5}}, "bad-request"),
     "more played than there are": ({**GOOD, "cebm": {"played": 5}}, "bad-request"),
     "a last action of another size": ({**GOOD, "cebm": {"previous": np.zeros(2)}}, "bad-request"),
+    "a chunk for the action played last": ({**GOOD, "cebm": {"last": np.zeros(8)}}, "bad-request"),
+    "a plan of one action": ({**GOOD, "cebm": {"plan": np.zeros(2)}}, "bad-request"),
+    "a plan beside what was played": ({**GOOD, "cebm": {"plan": np.zeros(8), "played": 1}}, "bad-request"),
     "a last action that is not finite": ({**GOOD, "cebm": {"previous": np.full(8, np.inf)}}, "not-finite"),
     "too long a history": ({**GOOD, "cebm": {"history": np.zeros((2, 1, 7))}}, "bad-request"),
     "a history of another size": ({**GOOD, "cebm": {"history": np.zeros((1, 1, 6))}}, "bad-request"),
@@ -234,8 +237,13 @@ def test_a_session_remembers_like_a_runner() -> None:
         session.inputs(refused)
     session.inputs(read.request({"obs": np.full(7, 9.0)}))  # never answered
     assert asked(3) == [2, 3] and asked(5, history=np.full((1, 1, 7), 4.0)) == [4, 5]
-    played = session.previous(read.request({"obs": np.zeros(7), "cebm": {"played": 3}}))
-    assert played is not None and played.tolist() == [[6, 7, 6, 7, 6, 7, 6, 7]]
+    played = read.request({"obs": np.zeros(7), "cebm": {"played": 3}})
+    rest = [[6, 7, 6, 7, 6, 7, 6, 7]]
+    assert {name: values.tolist() for name, values in session.known(played, ("previous",)).items()} == {
+        "previous": rest
+    }
+    told = session.known(played, ("last", "plan"))
+    assert {name: values.tolist() for name, values in told.items()} == {"plan": rest, "last": [[4, 5]]}
     session.forget()
     assert asked(6) == [6, 6]
 

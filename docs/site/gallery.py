@@ -201,9 +201,9 @@ def control_loop() -> tuple[Figure, Numbers]:
     policy = module.chunked(task, 600)
     with cebm.serve(policy) as server, cebm.connect(server.url, timeout_s=5.0) as remote:
         for axes, latency in zip(each, (0.0, 0.1), strict=True):
-            log, _ = module.loop(remote, task, 1, 7, latency=latency)
-            axes.plot(np.array(log.actions), drawstyle="steps-post", label=["first column", "second column"])
-            axes.plot(log.fresh, np.array(log.actions)[log.fresh, 0], "k|", markersize=10, label="a new chunk begins")
+            actions, log, _ = module.loop(remote, task, 1, 7, latency)
+            axes.plot(actions, drawstyle="steps-post", label=["first column", "second column"])
+            axes.plot(log.fresh, actions[log.fresh, 0], "k|", markersize=10, label="a new chunk begins")
             axes.set(title=f"{1e3 * latency:.0f} ms late, {log.held} of {log.ticks} ticks held", xlabel="tick of 20 ms")
             numbers[f"held at {1e3 * latency:.0f} ms"] = f"{log.held} of {log.ticks}"
     each[0].set_ylabel("action")

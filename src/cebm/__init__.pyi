@@ -7,6 +7,7 @@ from cebm.acting import Problem as Problem
 from cebm.acting import Search as Search
 from cebm.annealing import Annealed as Annealed
 from cebm.annealing import AnnealedSearch as AnnealedSearch
+from cebm.asynchronous import AsynchronousRunner as AsynchronousRunner
 from cebm.certificate import Certificate as Certificate
 from cebm.certificate import certify as certify
 from cebm.composition import vary as vary

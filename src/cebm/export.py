@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from cebm import __version__
+from cebm.parts import Part
 from cebm.policy import EnergyPolicy
 from cebm.randomness import Noise, Recorder, Slices
 from cebm.settings import to_json
@@ -79,6 +80,8 @@ class Contract:
     """Of `obs`, of the random numbers and of `action`."""
     draws: tuple[Draw, ...]
     """The random numbers, in the order in which they are drawn."""
+    parts: tuple[Part, ...] = ()
+    """The named parts of one observation, in the order of their columns."""
 
     def count(self, kind: str) -> int:
         """Columns of the input `normal` or `uniform`."""
@@ -104,6 +107,11 @@ def export(
     program of torch.export; 'aoti' is compiled for this machine and runs in C++ without Python. All run on the CPU."""
     if format not in get_args(Format):
         raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+    if not isinstance(policy, EnergyPolicy):
+        raise ExportError(
+            f"a {type(policy).__name__} cannot be exported: what it searches depends on what it finds, and a file has "
+            "a fixed effort. Export the policy inside it and test its actions, or serve this one (cebm.serve)"
+        )
     if policy.device.type != "cpu":
         raise ValueError(f"the policy is on {policy.device}: load it with device='cpu' to export it")
     where = Path(path)
@@ -137,7 +145,8 @@ def contract_of(policy: EnergyPolicy, candidates: int | None = None, steps: int 
     action = policy.act(_middle(policy, 1), candidates=candidates, steps=steps)
     frame, columns = policy.columns
     dtypes = _name(_middle(policy, 1).dtype), _name(numbers), _name(action.dtype)
-    return Contract(frame, columns, policy.history, policy.horizon, candidates, steps, dtypes, tuple(draws))
+    history, horizon, parts = policy.history, policy.horizon, policy.parts
+    return Contract(frame, columns, history, horizon, candidates, steps, dtypes, tuple(draws), parts)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -290,7 +299,8 @@ class _Watch(TorchFunctionMode):
             place = _place([(frame, frame.f_lineno) for frame, _ in traceback.walk_stack(None)])
             raise ExportError(
                 f"{place or 'a piece'} draws with torch.{getattr(func, '__name__', func)}, and an exported policy gets "
-                "its random numbers from outside: draw with cebm.randomness.draw_normal or draw_uniform"
+                "its random numbers from outside: draw with cebm.randomness.draw_normal or draw_uniform, or act by "
+                "another sampler"
             )
         return func(*args, **(kwargs or {}))
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from cebm.export import FORMAT, VERSION, Contract
+from cebm.named import flat_observation
+from cebm.parts import Part
 from cebm.settings import StorageError, from_json
 from cebm.storage import take
 
@@ -43,6 +45,11 @@ class ExportedPolicy:
         return self.contract.horizon
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The named parts of one observation."""
+        return self.contract.parts
+
+    @property
     def columns(self) -> tuple[int, int]:
         """Columns of one observation and of one action."""
         return self.contract.frame, self.contract.action
@@ -56,8 +63,9 @@ class ExportedPolicy:
         """Nothing to forget: the file keeps no state."""
 
     def act(self, obs: Any, *, generator: torch.Generator | None = None) -> Any:
-        """The action for one observation [history · frame] or a batch [batch, history · frame], as `EnergyPolicy.act`
-        gives it. A tensor in gives a tensor out, anything else a numpy array."""
+        """The action for one observation [history · frame], a batch [batch, history · frame] or a dictionary of named
+        parts, as `EnergyPolicy.act` gives it. A tensor in gives a tensor out, anything else a numpy array."""
+        obs = flat_observation(obs, self.parts, self.history)
         rows = self._rows(obs)
         action = self.act_with(rows, self.numbers(rows.shape[0], generator))
         if not bool(torch.isfinite(action).all()):
@@ -74,7 +82,7 @@ class ExportedPolicy:
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
-        self._rows(obs)
+        self._rows(flat_observation(obs, self.parts, self.history))
 
     def numbers(self, batch: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Random numbers for so many observations, by input; without a generator always the same."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -9,12 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cebm.acting import Problem
+from cebm.acting import Acting, Problem
 from cebm.constraints.base import Constraint, EnergyFunction, Predicate, Scene, Weighted, allowed
 from cebm.decisions import Decision
 from cebm.parts import Part
 from cebm.policy import EnergyPolicy
 from cebm.randomness import draw_normal
+from cebm.spaces import Specification
+from cebm.units import Units
 
 Array = TypeVar("Array", bound=Any)
 
@@ -92,6 +95,21 @@ class ConstrainedPolicy:
         return replace(self, soft=(*self.soft, Weighted(constraint, weight)))
 
     @property
+    def specification(self) -> Specification:
+        """What the energy was built for."""
+        return self.policy.specification
+
+    @property
+    def acting(self) -> Acting:
+        """How the policy without constraints finds its candidates."""
+        return self.policy.acting
+
+    @property
+    def units(self) -> Units:
+        """From raw observations and actions to the energy's inputs and outputs, and back."""
+        return self.policy.units
+
+    @property
     def history(self) -> int:
         """Observations that one input holds, oldest first."""
         return self.policy.history
@@ -122,6 +140,12 @@ class ConstrainedPolicy:
 
     def reset(self) -> None:
         """Nothing to forget: the caller gives `last` and `plan`, as a Runner does."""
+
+    def export(self, path: str | Path, *options: Any, **more: Any) -> None:
+        """An ExportError that says why a policy under constraints has no file."""
+        from cebm.export import export
+
+        export(self, path, *options, **more)  # type: ignore[arg-type]
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cebm.asynchronous import remaining
 from cebm.named import flat_observation
 from cebm.policy import Proposal
 from cebm.serving.protocol import KINDS, ErrorReply, Refused, pack, unpack
@@ -92,6 +93,11 @@ class RemotePolicy:
         return self.specification.parts
 
     @property
+    def takes(self) -> frozenset[str]:
+        """What the policy wants to know of the episode: `previous`, or `last` and `plan`."""
+        return frozenset(self.metadata.get("takes", ("previous",)))
+
+    @property
     def columns(self) -> tuple[int, int]:
         """Columns of one observation and of one action."""
         return self.specification.frame, self.specification.action
@@ -104,14 +110,19 @@ class RemotePolicy:
         steps: int | None = None,
         budget_ms: float | None = None,
         previous: Any = None,
+        last: Any = None,
+        plan: Any = None,
         generator: torch.Generator | None = None,
         deadline_ms: float | None = None,
     ) -> Any:
         """The action for one observation [obs], a batch [batch, obs] or a dictionary of named parts, as
         `EnergyPolicy.act` gives it: without a `generator` the same call gives the same action, with one it is what the
         policy gives for a new generator whose seed this one draws. An answer that takes longer than `deadline_ms` is a
-        ServerError instead."""
+        ServerError instead. `last` and `plan` are for a policy under constraints; another one does not look at them."""
         wishes = self._wishes(candidates, steps, budget_ms, previous, generator, deadline_ms)
+        for name, value in (("last", last), ("plan", plan)):
+            if value is not None and name in self.takes:
+                wishes[name] = _observation(value)[0]
         obs = flat_observation(obs, self.parts, self.history)
         values, single = _observation(obs)
         actions = self._asked({"obs": values, "cebm": wishes})["actions"]
@@ -149,7 +160,8 @@ class RemotePolicy:
     ) -> np.ndarray:
         """The chunk of actions [horizon, act] for the newest observation alone, [frame]: the server remembers those
         before it. Each call draws anew, from `seed` where there is one. `played`: so many actions of the last chunk
-        were played, and the search starts at the rest of it. A new connection is told what the last one had seen."""
+        were played, and the search starts at the rest of it; a policy under constraints has the rest as its plan. A new
+        connection is told what the last one had seen."""
         with self._lock:
             values, _ = _observation(flat_observation(obs, self.parts))
             if self._seen and self._seen[0].shape != values.shape:
@@ -242,9 +254,7 @@ class RemotePolicy:
             rows = [past[None] if past.ndim == 1 else past for past in self._seen]
             wishes["history"] = np.stack(rows)
         if played is not None and self._chunk is not None:
-            rest = [self._chunk[..., played:, :], np.repeat(self._chunk[..., -1:, :], played, -2)]
-            left = np.concatenate(rest, -2)
-            wishes["previous"] = left.reshape(*left.shape[:-2], -1)
+            wishes |= remaining(self._chunk if self._chunk.ndim == 3 else self._chunk[None], played, self.takes)
         return wishes
 
     def _reply(self, socket: ClientConnection) -> dict[str, Any]:

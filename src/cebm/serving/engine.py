@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from cebm.asynchronous import KNOWN
+from cebm.decisions import Abstention
 from cebm.serving.draws import CannotSplit, DrawnDirectly, drawing_by_client
 from cebm.serving.effort import Effort, milliseconds
 from cebm.serving.metrics import Metrics, log
@@ -36,8 +38,9 @@ class Work:
     """What the client asks for."""
     inputs: np.ndarray
     """[rows, obs_dim]."""
-    previous: np.ndarray | None
-    """[rows, act_dim], where the search starts."""
+    known: dict[str, np.ndarray]
+    """What the policy is told of the episode, by its own words: `previous` [rows, act_dim], where the search starts;
+    for one under constraints `last` [rows, action], what was played last, and `plan` [rows, act_dim]."""
     seed: int | None
     """Of its random numbers; None: those that the policy takes without a generator, the same for every row. Such
     a request is a call by itself."""
@@ -90,7 +93,7 @@ class Served:
             raise ValueError("policy: a part of the observation is called cebm, the server's own word")
         known = inspect.signature(policy.act).parameters
         anything = any(each.kind is each.VAR_KEYWORD for each in known.values())
-        names = ("candidates", "steps", "previous", "generator")
+        names = ("candidates", "steps", *KNOWN, "generator")
         takes = frozenset(name for name in names if anything or name in known)
         device = torch.device(getattr(policy, "device", "cpu"))
         candidates = getattr(getattr(policy, "acting", None), "candidates", None) if "candidates" in takes else None
@@ -99,7 +102,12 @@ class Served:
 
         def timed(rows: int, count: int | None) -> float:
             effort = {} if count is None else {"candidates": count}
-            return milliseconds(lambda: policy.act(np.repeat(middle[None], rows, 0), **effort))
+
+            def act() -> None:
+                with suppress(Abstention):  # takes its time, too
+                    policy.act(np.repeat(middle[None], rows, 0), **effort)
+
+            return milliseconds(act)
 
         return cls(policy, spec, takes, Effort(candidates, steps, timed), device, name)
 
@@ -108,8 +116,7 @@ class Served:
         first = batch[0]
         obs = np.concatenate([work.inputs for work in batch]) if len(batch) > 1 else first.inputs
         wishes: dict[str, Any] = {"candidates": first.candidates, "steps": first.request.steps}
-        if first.previous is not None:
-            wishes["previous"] = np.concatenate([work.previous for work in batch if work.previous is not None])
+        wishes |= {name: np.concatenate([work.known[name] for work in batch]) for name in first.known}
         wishes = {name: value for name, value in wishes.items() if value is not None}
         refused = [name for name in wishes if name not in self.takes]
         if refused:
@@ -252,7 +259,7 @@ class Engine:
             worker.began = perf_counter()
             worker.batch = batch
             while batch and not worker.replaced:
-                group = _first_group(batch, self.served.effort)
+                group = _first_group(batch, self.served)
                 try:
                     self._act(worker, group)
                 except Exception as error:  # a fault of ours: the worker goes on
@@ -326,7 +333,9 @@ class Engine:
 
 
 def _refusal(error: Exception) -> Refused:
-    """What a client learns about an error of the policy: its message only where the policy refuses a value."""
+    """What a client learns about an error of the policy: its message only where the policy refuses a value or asks."""
+    if isinstance(error, Abstention):
+        return Refused("abstained", str(error))
     if type(error) is ValueError:
         return Refused("policy-refused", str(error))
     refusal = Refused("policy-failed", f"the policy raised {type(error).__name__}")
@@ -334,17 +343,19 @@ def _refusal(error: Exception) -> Refused:
     return refusal
 
 
-def _first_group(batch: Sequence[Work], effort: Effort) -> list[Work]:
+def _first_group(batch: Sequence[Work], served: Served) -> list[Work]:
     """The works that share the next call: those in a hurry, whose time does not allow the whole batch at full effort,
-    go first, with those like them."""
-    whole = effort.expected(sum(len(work.inputs) for work in batch))
+    go first, with those like them. A policy under constraints searches longer where one row of its batch needs it, so
+    that the others' answers would depend on that row: its works are calls by themselves."""
+    whole = served.effort.expected(sum(len(work.inputs) for work in batch))
     found: dict[tuple, list[Work]] = {}
+    alone = "plan" in served.takes
     for work in batch:
         request = work.request
         work.candidates = request.candidates
         hurried = work.left_ms * 0.8 < whole or request.budget_ms is not None
         key = (not hurried, request.call, request.candidates, request.steps, request.budget_ms)
-        found.setdefault((*key, work.previous is None, id(work) if work.seed is None else 0), []).append(work)
+        found.setdefault((*key, *sorted(work.known), id(work) if work.seed is None or alone else 0), []).append(work)
     return min(found.values(), key=lambda group: min(work.left_ms for work in group))
 
 

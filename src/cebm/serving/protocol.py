@@ -29,6 +29,7 @@ KINDS: dict[str, str] = {
     "busy": "The queue is full. Try again.",
     "too-fast": "The client sends more requests per second than the server allows.",
     "policy-refused": "The policy refuses the observation or the effort; the message is the policy's own.",
+    "abstained": "The policy has no action that it may give here, as its constraints leave none; the message says why.",
     "policy-failed": "The policy raised an error, or gave no finite actions. The server's log has the details.",
     "policy-hung": "The policy took too long, and its worker was replaced.",
     "no-worker": "Too many workers hang, and the server cannot act until one of them returns.",

@@ -1,12 +1,15 @@
 """One request: what a client's map means for a policy of this specification, and what a client's session adds."""
 
 import random
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
+from cebm.asynchronous import KNOWN, remaining
+from cebm.parts import parts_to_json
 from cebm.serving.protocol import Refused, quoted
 from cebm.spaces import Part, Specification
 
@@ -79,10 +82,10 @@ class Request:
     """Time that the search may take."""
     deadline_ms: float | None = None
     """Time from the request's arrival after which the answer is of no use."""
-    previous: np.ndarray | None = None
-    """[rows, act_dim], where the search starts."""
+    known: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the client itself tells of the episode: `previous` and `plan` [rows, act_dim], `last` [rows, action]."""
     played: int | None = None
-    """Actions of the last chunk that were played: the search starts at the rest of it."""
+    """Actions of the last chunk that were played: the search starts at the rest of it, or stays near it."""
     history: np.ndarray | None = None
     """[observations, rows, frame]: what a session is to remember, after a reconnection."""
     weight: float = 1.0
@@ -127,17 +130,20 @@ class Reader:
                 "too-much-effort", f"{rows} rows with this effort count as {weight:g}, {self.limits.rows} are allowed"
             )
         options["weight"] = weight
-        if "previous" in wishes:
-            last = numbers(wishes["previous"], "previous")
-            options["previous"] = self._shaped(last[None] if last.ndim == 1 else last, (rows, self.spec.act_dim))
+        options["known"] = known = {}
+        for name in KNOWN:
+            if name in wishes:
+                last = numbers(wishes[name], name)
+                wide = self.spec.action if name == "last" else self.spec.act_dim
+                known[name] = self._shaped(last[None] if last.ndim == 1 else last, (rows, wide))
         if "history" in wishes:
             past = numbers(wishes["history"], "history")
             count = len(past) if past.ndim else 0
             if whole or not 0 < count < self.spec.history:
                 raise Refused("bad-request", f"history: {count} observations do not fit this request")
             options["history"] = self._shaped(past, (count, rows, self.frame))
-        if options.get("played") is not None and "previous" in options:
-            raise Refused("bad-request", "give played or previous, not both")
+        if options.get("played") is not None and known:
+            raise Refused("bad-request", f"give played or {', '.join(known)}, not both")
         return Request(call, obs, single, whole, **options)
 
     def _options(self, wishes: dict) -> dict[str, Any]:
@@ -158,7 +164,7 @@ class Reader:
                 options[name] = _whole(name, value, 1, self.spec.horizon)
             elif name in ("deadline_ms", "budget_ms"):
                 options[name] = _milliseconds(name, value)
-            elif name not in ("previous", "history"):
+            elif name not in (*KNOWN, "history"):
                 raise Refused("bad-request", f"cebm: there is no wish {quoted(name)}")
         if {"candidates", "budget_ms"} <= options.keys():
             raise Refused("bad-request", "give candidates or budget_ms, not both")
@@ -205,16 +211,16 @@ class Reader:
 
 def described(spec: Specification) -> dict[str, Any]:
     """The specification in plain words, which name no class: clients may be of another version."""
-    parts = [{"name": part.name, "shape": list(part.shape)} for part in spec.parts]
-    return {"parts": parts, "action": spec.action, "history": spec.history, "horizon": spec.horizon}
+    return {"parts": parts_to_json(spec.parts), "action": spec.action, "history": spec.history, "horizon": spec.horizon}
 
 
 def specified(described: Any) -> Specification:
     """The specification in a server's metadata; a ValueError where it is none."""
     try:
-        parts = tuple(Part(str(part["name"]), tuple(int(n) for n in part["shape"])) for part in described["parts"])
+        given = [(str(part["name"]), part["shape"], part.get("columns", ())) for part in described["parts"]]
+        parts = tuple(Part(name, tuple(map(int, shape)), tuple(map(str, columns))) for name, shape, columns in given)
         return Specification(parts, *(int(described[name]) for name in ("action", "history", "horizon")))
-    except (LookupError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"no specification: {type(error).__name__}") from error
 
 
@@ -275,15 +281,14 @@ class Session:
             return request.obs
         return np.concatenate(self._past(request), 1)
 
-    def previous(self, request: Request) -> np.ndarray | None:
-        """Where the search starts: what the request says, or what was not played of the last chunk, held at its end."""
+    def known(self, request: Request, takes: Collection[str]) -> dict[str, np.ndarray]:
+        """What a policy that takes these arguments is told: what the request says, or what follows from `played`."""
         if request.played is None:
-            return request.previous
+            return request.known
         if self._chunk is None or len(self._chunk) != len(request.obs):
             raise Refused("bad-request", "played: there is no last chunk of so many observations")
         actions = self._chunk.reshape(len(self._chunk), self.spec.horizon, self.spec.action)
-        rest = [actions[:, request.played :], np.repeat(actions[:, -1:], request.played, 1)]
-        return np.concatenate(rest, 1).reshape(len(actions), -1)
+        return remaining(actions, request.played, takes)
 
     def seed(self, request: Request) -> int | None:
         """Of the request's random numbers; None: those that the policy takes without a generator."""

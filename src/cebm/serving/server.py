@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import cebm
+from cebm.asynchronous import KNOWN
 from cebm.serving.access import STATUS, allowed, check_place, checked_token, server_tls
 from cebm.serving.engine import Engine, Served, Work
 from cebm.serving.metrics import Metrics, log
@@ -271,9 +272,10 @@ class Server:
         return pack({**answer, "server_timing": timing})
 
     async def _acted(self, session: Session, request: Request, arrived: float) -> tuple[dict, dict]:
-        inputs, previous, seed = session.inputs(request), session.previous(request), session.seed(request)
+        inputs, seed = session.inputs(request), session.seed(request)
+        known = session.known(request, self._served.takes)
         future = asyncio.get_running_loop().create_future()
-        work = Work(request, inputs, previous, seed, arrived, future)
+        work = Work(request, inputs, known, seed, arrived, future)
         self._engine.submit(work)
         left = work.left_ms / 1e3
         try:
@@ -355,6 +357,7 @@ class Server:
             "horizon": served.spec.horizon,
             "action": served.spec.action,
             "candidates": served.effort.candidates,
+            "takes": sorted(served.takes.intersection(KNOWN)),
             "proposes": callable(getattr(served.policy, "propose", None)),
             "limits": {"frame": self.limits.frame, "rows": self.limits.rows, "rate": self.limits.rate},
         }
