@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cebm.asynchronous import AsynchronousRunner
+from cebm.asynchronous import AsynchronousRunner, Played
 from cebm.composition import vary
 from cebm.evaluation import TEST_SEED
 from cebm.loading import load
@@ -60,18 +60,19 @@ class Waiting:
         return action
 
 
-def played(policy: EnergyPolicy, way: str, late: int, episodes: int) -> dict[str, Any]:
+def measured(policy: EnergyPolicy, way: str, late: int, episodes: int) -> dict[str, Any]:
     """One way with one latency."""
     task = PushT()
+    log: Waiting | Played
     if way == "waiting":
-        waiting = Waiting(policy, late // TICK_MS)
-        result, log = task.roll_out(waiting, episodes, TEST_SEED), waiting
+        log = Waiting(policy, late // TICK_MS)
+        result = task.roll_out(log, episodes, TEST_SEED)
     else:
         # Answers to observations of `late` ago begin there: so 8 actions of each chunk are played in every case.
         settings: dict[str, Any] = {"ask_after": EXECUTE - late // TICK_MS, "late_by": late // TICK_MS}
         with AsynchronousRunner(policy, joined=way != "apart", **settings) as runner:
             result, log = task.roll_out(runner, episodes, TEST_SEED), runner.played
-    rewards = [float(row["reward"]) for row in result.rows]
+    rewards = np.array([row["reward"] for row in result.rows], float).tolist()
     return {
         "way": way,
         "late_ms": late,
@@ -98,7 +99,7 @@ def measure(policy: EnergyPolicy, latencies: Sequence[int], episodes: int, close
         for way, acting in ways.items():
             if not late and way == "waiting":  # it is "apart" then
                 continue
-            found.append(played(acting, way, late, episodes))
+            found.append(measured(acting, way, late, episodes))
             row = found[-1]
             print(
                 f"{late:3} ms  {way:24} reward {row['reward']:.3f} ± {row['error']:.3f}  success {row['success']:.2f}  "

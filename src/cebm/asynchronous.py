@@ -83,6 +83,14 @@ class AsynchronousRunner:
         self.played = Played()
         """What it did so far."""
         self._pool = ThreadPoolExecutor(1, "cebm-asynchronous")
+        self._past: list[np.ndarray]
+        self._chunk: np.ndarray | None
+        self._asked: Future[np.ndarray] | None
+        self._last: np.ndarray | None
+        self._tick: int
+        self._asked_at: int
+        self._place: int
+        self._count: int
         self._forget()
 
     def reset(self) -> None:
@@ -116,16 +124,19 @@ class AsynchronousRunner:
         if self._asked is None and (self._chunk is None or self._count >= self.ask_after):
             self._ask()
             fresh = self._arrived() or fresh
-        action = self._chunk[:, min(self._place, self._horizon - 1)]  # type: ignore[index]
+        action = self._playing()[:, min(self._place, self._horizon - 1)]
         self._note(action, fresh)
         return action[0].copy() if single else action.copy()
 
+    def _playing(self) -> np.ndarray:
+        """The chunk that plays; there is one as soon as the first answer has been waited for."""
+        if self._chunk is None:
+            raise RuntimeError("no chunk has been computed yet")
+        return self._chunk
+
     def _forget(self) -> None:
-        self._past: list[np.ndarray] = []
-        self._chunk: np.ndarray | None = None
-        self._asked: Future[np.ndarray] | None = None
+        self._past, self._chunk, self._asked, self._last = [], None, None, None
         self._tick = self._asked_at = self._place = self._count = 0
-        self._last: np.ndarray | None = None
 
     def _ask(self) -> None:
         """For the next chunk, in the thread."""
