@@ -5,7 +5,9 @@ left or to the right, and then does what the expert does. The mean of both stand
 """
 
 import warnings
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args
 
@@ -148,7 +150,7 @@ class MetaWorldEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         made = _known(env, _package("metaworld.env_dict").ALL_V3_ENVIRONMENTS)
         # The simulator has no public way to draw anew at each reset with the goal in sight; these are the flags that
         # its own goal-observable environments set. Its observation space, to which it clips, was made without a goal.
-        self.simulator: Any = made(render_mode=render_mode, width=256, height=256)
+        self.simulator: Any = _compiled_once(made)(render_mode=render_mode, width=256, height=256)
         self.simulator._partially_observable = False
         self.simulator.__dict__.pop("sawyer_observation_space", None)
         self.simulator._freeze_rand_vec = False
@@ -177,6 +179,26 @@ class MetaWorldEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def close(self) -> None:
         self.simulator.close()
+
+
+@cache
+def _compiled_once(simulator: type) -> type:
+    """The simulator's class with its model read from its files once per process, which takes longer than an episode;
+    every simulator gets a copy, since a reset writes into it."""
+
+    def initialise(self: Any) -> tuple[Any, Any]:
+        model = copy(_model(self.fullpath, self.width, self.height))
+        return model, _package("mujoco").MjData(model)
+
+    return type(simulator.__name__, (simulator,), {"_initialize_simulation": initialise})
+
+
+@cache
+def _model(path: str, width: int, height: int) -> Any:
+    model = _package("mujoco").MjModel.from_xml_path(path)
+    off_screen = model.vis.global_
+    off_screen.offwidth, off_screen.offheight = max(off_screen.offwidth, width), max(off_screen.offheight, height)
+    return model
 
 
 def _known(name: str, held: Any) -> Any:
