@@ -4,20 +4,25 @@
     cebm sweep benchmarks/task_studies.py:push_t --out runs/push-t-study --workers 2
     python -m benchmarks.task_studies runs/push-t-study docs/tasks/push-t.json
 
+    cebm sweep benchmarks/task_studies.py:push_t_parts --out runs/push-t-parts --workers 2
+    python -m benchmarks.task_studies runs/push-t-parts docs/tasks/push-t-parts.json \
+        --reference "steady, horizon 16"
+
     cebm demos forks --episodes 223 --out runs/forks.npz
     cebm sweep benchmarks/task_studies.py:forks --out runs/forks-study --workers 2
-    python -m benchmarks.task_studies runs/forks-study docs/tasks/forks.json --metric success
+    python -m benchmarks.task_studies runs/forks-study docs/tasks/forks.json --metric success --experts forks
 
     for t in reach push pick-place door-open drawer-open drawer-close button-press-topdown peg-insert-side window-open \
         window-close; do for s in "" :mixed; do
         cebm demos metaworld:$t-v3$s --episodes 23 --out runs/metaworld/$t-v3${s/:/-}.npz; done; done
     cebm sweep benchmarks/task_studies.py:metaworld --out runs/metaworld-study --workers 2
-    python -m benchmarks.task_studies runs/metaworld-study docs/tasks/metaworld.json --metric success
+    python -m benchmarks.task_studies runs/metaworld-study docs/tasks/metaworld.json --metric success \
+        --experts metaworld
 
 One setting for all recipes: history 2, horizon 16, 8 actions of a chunk are executed, the last checkpoint acts, 200
-held-out episodes for each training seed. Differences are paired by seed and episode. A tenth of the demonstrations is
-held out, also where nothing is chosen by it: 206 of Push-T leave 186 to train on, 223 of Forks leave 200 and 23 of a
-Meta-World task leave 20.
+held-out episodes for each training seed. Differences are paired by seed and episode. `--experts` plays the expert of
+each task as often, on the seed of the held-out episodes. A tenth of the demonstrations is held out, also where nothing
+is chosen by it: 206 of Push-T leave 186 to train on, 223 of Forks leave 200 and 23 of a Meta-World task leave 20.
 """
 
 import argparse
@@ -29,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from cebm.acting import Search
 from cebm.denoising import DenoisingScore
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.intervals import Interval
@@ -36,6 +42,7 @@ from cebm.loading import load
 from cebm.policy import EnergyPolicy
 from cebm.recipes import find_trial, vary
 from cebm.runs import Job, load_job, load_metrics
+from cebm.samplers import Constant, Langevin
 from cebm.storage import write_atomically
 from cebm.sweep.results import records
 from cebm.sweep.studies import Planned, Record
@@ -45,6 +52,12 @@ from cebm.units import Gaussian, PlanarPose, Relative
 
 EPISODES = 200
 HISTORY, HORIZON, EXECUTE = 2, 16, 8
+CLOSENESS = 100.0
+"""Of one chunk to the last, where one action is executed (`cebm.Search.closeness`)."""
+
+
+AS_TRAINED = "as trained"
+"""The way to act that the recipe itself has."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,13 @@ def way_of(**acting: Any) -> Way:
     return Way(lambda policy: replace(policy, acting=vary(policy.acting, **acting)))
 
 
+_STILL = Langevin("ibc", 1, Constant(1e-12), noise=0.0, margin=None)
+"""Leaves candidates where they were drawn."""
+NEAR = Way(
+    lambda policy: replace(policy, acting=vary(policy.acting, closeness=CLOSENESS, candidates=64)),
+    {"execute": 1, "warm_start": True},
+)
+"""Draws anew at every step, among more candidates, and prefers those that go on with the last plan."""
 _ANNEALED = {
     "as trained": Way(),
     "one draw": way_of(choice="first", candidates=1),
@@ -83,9 +103,14 @@ WAYS: dict[str, dict[str, Way]] = {
     "steady": {
         "as trained": Way(),
         "without f": Way(without_tilt),
+        "one draw": way_of(candidates=1, keep=1),
+        "without the denoising step": way_of(sampler=_STILL),
         "executing 1": Way(effort={"execute": 1}),
         "executing 1, from the last plan": Way(effort={"execute": 1, "warm_start": True}),
+        "executing 1, near the last plan": NEAR,
     },
+    "steady, horizon 16": {"as trained": Way(), **{f"executing {n}": Way(effort={"execute": n}) for n in (4, 16)}},
+    "mdn": {"as trained": Way(), "drawn": Way(lambda policy: replace(policy, acting=Search(_STILL, 1, "draw")))},
 }
 """Ways by recipe; one that is not here acts as trained."""
 
@@ -122,7 +147,7 @@ class Results:
     def job(self, name: str, seed: int) -> Job:
         recipe = self.recipes[name]
         steps, window = recipe.steps, {"inputs.history": HISTORY, "inputs.horizon": HORIZON}
-        trial = vary(find_trial(recipe.trial), **window, **recipe.settings)
+        trial = vary(find_trial(recipe.trial), **{**window, **recipe.settings})
         # Nothing is chosen by validation: the last checkpoint counts, so that one look at the end is enough.
         return Job(
             f"{self.case}: {name}" if self.case else name,
@@ -178,6 +203,20 @@ push_t = Results(
 )
 
 
+push_t_parts = Results(
+    PushT(),
+    push_t.data,
+    {
+        "steady, horizon 16": Recipe("steady", 3_000),
+        "steady, horizon 8": Recipe("steady", 3_000, {"inputs.horizon": 8}),
+        "steady, horizon 32": Recipe("steady", 3_000, {"inputs.horizon": 32}),
+        "steady, padding dropped": Recipe("steady", 3_000, {"inputs.padding": "drop"}),
+        "steady, padding masked": Recipe("steady", 3_000, {"inputs.padding": "mask"}),
+        "steady, history 1": Recipe("steady", 3_000, {"inputs.history": 1}),
+    },
+)
+"""What horizon, padding and history bring `steady`, in shorter trainings, all against the first row."""
+
 # ---------------------------------------------------------------------------------------------- Forks
 
 forks = Results(
@@ -211,19 +250,22 @@ MT10 = (
 )
 """The ten tasks of Meta-World's own MT10 benchmark, so that nobody chose them after a result."""
 STYLES: Sequence[Style] = ("mixed", "scripted")
+
+
+def _metaworld(name: str, style: Style, recipes: Mapping[str, Recipe], seeds: Sequence[int]) -> Results:
+    data = f"runs/metaworld/{name}{'' if style == 'scripted' else '-' + style}.npz"
+    return Results(MetaWorld(name, style), data, recipes, seeds, episodes=20, case=f"{name}, {style}")
+
+
+_TRAINED = {"steady": Recipe("steady", 2_000), "mse": Recipe("mse", 2_000)}
 metaworld = Several(
     [
-        Results(
-            MetaWorld(name, style),
-            f"runs/metaworld/{name}{'' if style == 'scripted' else '-' + style}.npz",
-            {"steady": Recipe("steady", 2_000), "mse": Recipe("mse", 2_000)},
-            episodes=20,
-            case=f"{name}, {style}",
-        )
-        for name in MT10
-        for style in STYLES
+        *(_metaworld(name, style, _TRAINED, tuple(range(5))) for style in STYLES for name in MT10),
+        # It has no randomness: one seed says all.
+        *(_metaworld(name, style, {"nearest": Recipe("nearest", 1)}, (0,)) for style in STYLES for name in MT10),
     ]
 )
+"""Of each seed the mixed demonstrations come first, since they tell the recipes apart."""
 
 # ---------------------------------------------------------------------------------------------- measuring
 
@@ -234,7 +276,7 @@ def measured(directory: Path) -> dict[str, Any]:
     if job.task is None:
         raise ValueError(f"{directory}: a run of this study has a task")
     found: dict[str, Any] = {"seconds": load_metrics(directory)[-1]["seconds"], "ways": {}}
-    for name, way in WAYS.get(job.name, {"as trained": Way()}).items():
+    for name, way in WAYS.get(job.name, {AS_TRAINED: Way()}).items():
         played = evaluate(
             way.change(policy), job.task, episodes=EPISODES, seed=TEST_SEED, latency_calls=20, **way.effort
         )
@@ -247,18 +289,28 @@ def measured(directory: Path) -> dict[str, Any]:
     return found
 
 
-def table(rows: Iterable[Record], metric: str) -> dict[str, dict[str, Any]]:
-    """By recipe and way: means over seeds with 95 % intervals, and the paired difference to the recipe as trained."""
+def table(rows: Iterable[Record], metric: str, reference: str | None = None) -> dict[str, dict[str, Any]]:
+    """By recipe and way: means over seeds with 95 % intervals, and the paired differences to the recipe as trained
+    and, where one is named, to the `reference` as trained, over the seeds that both have."""
     grouped: dict[str, list[Record]] = {}
     for row in sorted(rows, key=lambda row: int(row["seed"])):
         if "diverged" not in row["result"]:
             grouped.setdefault(row["label"], []).append(row)
+    if reference is not None and reference not in grouped:
+        raise ValueError(f"there is no recipe {reference!r} to compare with; there are {', '.join(grouped)}")
     return {
         f"{recipe}, {way}": {
+            "recipe": recipe,
+            "way": way,
             "seeds": [row["seed"] for row in runs],
             "seconds": Interval.of([row["result"]["seconds"] for row in runs]).to_json(),
-            **{column: Interval.of(_means(runs, way, column)).to_json() for column in (metric, "success")},
-            "to as trained": _paired(runs, way, metric),
+            **{column: Interval.of(_means(runs, way, column)).to_json() for column in _columns(runs[0], way, metric)},
+            "to as trained": None if way == AS_TRAINED else _paired(runs, way, runs, metric),
+            "to the reference": (
+                None
+                if reference is None or (recipe, way) == (reference, AS_TRAINED)
+                else _paired(runs, way, grouped[reference], metric)
+            ),
             "action_ms": float(np.median([row["result"]["ways"][way]["action_ms"] for row in runs])),
         }
         for recipe, runs in grouped.items()
@@ -266,18 +318,42 @@ def table(rows: Iterable[Record], metric: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def _columns(run: Record, way: str, metric: str) -> list[str]:
+    """The metric, success, and what the task says of all episodes together."""
+    found = run["result"]["ways"][way]
+    return list(dict.fromkeys([metric, "success", *(name for name in found if name not in (metric, "action_ms"))]))
+
+
 def _means(runs: Sequence[Record], way: str, column: str) -> list[float]:
     return [float(np.mean(run["result"]["ways"][way][column])) for run in runs]
 
 
-def _paired(runs: Sequence[Record], way: str, metric: str) -> list[float] | None:
-    """Mean difference to acting as trained and its 95 % interval over all episodes of all seeds."""
-    if way == "as trained":
+def _paired(runs: Sequence[Record], way: str, others: Sequence[Record], metric: str) -> list[float] | None:
+    """Mean difference of this way to the others as trained and its 95 % interval, over all episodes of the seeds that
+    both have; None where there are none."""
+    by_seed = {run["seed"]: run["result"]["ways"][AS_TRAINED][metric] for run in others}
+    pairs = [(run["result"]["ways"][way][metric], by_seed[run["seed"]]) for run in runs if run["seed"] in by_seed]
+    if not pairs:
         return None
-    one, other = (np.concatenate([run["result"]["ways"][each][metric] for run in runs]) for each in (way, "as trained"))
+    one, other = (np.concatenate(values) for values in zip(*pairs, strict=True))
     half = 1.96 * float(np.std(one - other, ddof=1)) / len(one) ** 0.5
     mean = float(np.mean(one - other))
     return [mean, mean - half, mean + half]
+
+
+def expert(task: Task) -> dict[str, float]:
+    """How often the expert succeeds and, where the task measures it, how varied its ways are; from what it writes into
+    the header of its demonstrations. (Of Meta-World as many episodes are played as it takes to succeed so often.)"""
+    told = task.demonstrations(EPISODES, TEST_SEED).metadata
+    if "expert_failures" in told:
+        return {"success": EPISODES / (EPISODES + told["expert_failures"])}
+    return {"success": told["expert_successes"] / EPISODES, "entropy": told["expert_entropy"]}
+
+
+def experts(study: Results | Several) -> dict[str, dict[str, float]]:
+    """The expert of each of a study's tasks, by the study's name for it."""
+    studies = study.studies if isinstance(study, Several) else [study]
+    return {case: expert(task) for case, task in {each.case: each.task for each in studies}.items()}
 
 
 def main() -> None:
@@ -286,9 +362,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--metric", default="reward")
+    parser.add_argument("--reference", help="a recipe; all others are compared with it, by seed and episode")
+    parser.add_argument("--experts", choices=("forks", "metaworld"), help="a study whose experts are played, too")
     arguments = parser.parse_args()
     found = list(records(arguments.folder).values())
-    rows = table(found, arguments.metric)
+    rows = table(found, arguments.metric, arguments.reference)
     for name, row in rows.items():
         value, rate = row[arguments.metric], row["success"]
         print(
@@ -297,6 +375,8 @@ def main() -> None:
         )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     plain = {"table": rows, "records": [{k: v for k, v in row.items() if k != "settings"} for row in found]}
+    if arguments.experts is not None:
+        plain["experts"] = experts({"forks": forks, "metaworld": metaworld}[arguments.experts])
     write_atomically(arguments.out, (json.dumps(plain) + "\n").encode())
 
 

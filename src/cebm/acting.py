@@ -6,6 +6,7 @@ own is a frozen dataclass with one method, `search`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
@@ -120,6 +121,9 @@ class Search:
     before it moved; so the modes are taken as often as demonstrated, and then moved by the sampler."""
     keep: int = 0
     """Candidates that go on after a first look at their energies; the others are not moved. 0: all."""
+    closeness: float = 0.0
+    """Where the last action is given: what is added to the energies is closeness/2 times the squared distance to it in
+    normalised units, and candidates begin as without it. 0: they begin around the last action instead."""
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -128,6 +132,8 @@ class Search:
             raise ValueError(f"choice must be 'minimum' or 'draw', got {self.choice!r}")
         if self.keep < 0:
             raise ValueError(f"keep must not be negative, got {self.keep}")
+        if not 0 <= self.closeness < inf:
+            raise ValueError(f"closeness must be at least 0 and finite, got {self.closeness}")
         if isinstance(self.sampler, type):
             raise ValueError(f"sampler must be an object, got the class: write {self.sampler.__name__}()")
         if not isinstance(self.sampler, Sampler):
@@ -138,7 +144,7 @@ class Search:
         start, others = self._begin(problem)
         actions = problem.clip(moved(sampler, problem.energy, problem.context, start, problem.generator))
         energies = problem.energies(actions)
-        index = energies.min(1).indices
+        index = (energies + self._away(problem, actions)).min(1).indices
         if self.choice == "draw":  # the drawn one comes first, unless it ran away
             index = index.masked_fill(energies[:, 0] < torch.inf, 0)
         if problem.everything and others is not None:
@@ -158,16 +164,26 @@ class Search:
 
     def _sampler(self, problem: Problem) -> Sampler:
         sampler = self.sampler if problem.steps is None else with_steps(self.sampler, problem.steps)
-        if problem.previous is not None and hasattr(sampler, "small_steps"):
+        if self._warm(problem) and hasattr(sampler, "small_steps"):
             return sampler.small_steps(WARM_STEP)
         return sampler
+
+    def _warm(self, problem: Problem) -> bool:
+        """Whether candidates begin around the last action."""
+        return problem.previous is not None and not self.closeness
+
+    def _away(self, problem: Problem, actions: Actions) -> Energies | float:
+        """What counts against candidates that are far from the last action."""
+        if problem.previous is None or not self.closeness:
+            return 0.0
+        return 0.5 * self.closeness * (actions - problem.previous.unsqueeze(1)).square().sum(-1)
 
     def _begin(
         self, problem: Problem
     ) -> tuple[Float[Tensor, "batch moved act"], Float[Tensor, "batch unmoved act"] | None]:
         """The candidates that are moved, a drawn one first, and those that are not."""
         count = self.candidates if problem.candidates is None else problem.candidates
-        if problem.previous is None:
+        if problem.previous is None or self.closeness:
             start = problem.start(count)
         else:  # within a few percent of the last action
             near = problem.previous.unsqueeze(1) + WARM_SPREAD * problem.uniform(count)
@@ -175,12 +191,13 @@ class Search:
         keep = min(self.keep or count, count)
         if self.choice == "draw":
             # Log of p/q of what was drawn. The largest of it plus Gumbel noise is a draw; the next ones further draws.
-            weights = -(problem.excess(start) if problem.previous is None else problem.energies(start))
+            weights = -(problem.energies(start) if self._warm(problem) else problem.excess(start))
+            weights = weights - self._away(problem, start)
             shape = (1 if problem.shared else start.shape[0], count)
             uniform = draw_uniform(problem.generator, shape, start)
             looks = weights - (-uniform.clamp_min(1e-30).log()).log()
         elif keep < count:  # clipped: an action beyond the limits is not available
-            looks = -problem.energies(problem.clip(start))
+            looks = -problem.energies(problem.clip(start)) - self._away(problem, start)
         else:
             return start, None
         order = looks.topk(count if problem.everything else keep, dim=1).indices

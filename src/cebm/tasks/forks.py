@@ -328,7 +328,7 @@ class ForksEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 def entropy_of(counts: Sequence[int]) -> float:
     """-Σ p log p of shares p in nats; 0 without any count."""
     total = sum(counts)
-    return -sum(count / total * math.log(count / total) for count in counts if count) if total else 0.0
+    return sum(count / total * math.log(total / count) for count in counts if count) if total else 0.0
 
 
 # ---------------------------------------------------------------------------------------------- pictures
