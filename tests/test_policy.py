@@ -570,6 +570,39 @@ def test_a_warm_start_follows_a_moving_minimum(generator: torch.Generator) -> No
         assert_near(action, minimum(obs), 0.05)
 
 
+def test_a_draw_near_the_last_action_has_the_tilted_shares() -> None:
+    """p(y) exp(−c/2 (y − y₀)²) of two Gaussians: component k keeps w_k N(y₀; μ_k, σ² + 1/c). Without the weight of
+    closeness, or with twice of it, the share of draws on the left is off by more than ten standard errors."""
+    closeness, last, rows = 12.0, -0.15, 400
+    still = Langevin("ibc", 1, Constant(1e-9), noise=0.0)
+    policy = two_modes(still, choice="draw", candidates=4096, closeness=closeness)
+    generator = torch.Generator().manual_seed(3)
+    taken = policy.act(np.zeros((rows, 1)), previous=np.full((rows, 1), last), generator=generator)[:, 0]
+
+    def share(closeness: float) -> float:
+        spread = 2 * (0.01 + 1 / closeness)
+        left, right = (w * math.exp(-((last - m) ** 2) / spread) for w, m in ((0.4, -0.6), (0.6, 0.6)))
+        return left / (left + right)
+
+    error = math.sqrt(share(closeness) * (1 - share(closeness)) / rows)
+    assert abs((taken < 0).mean() - share(closeness)) < 4.5 * error
+    assert abs(share(2 * closeness) - share(closeness)) > 4.5 * error and share(closeness) - 0.4 > 10 * error
+    assert np.abs(np.abs(taken) - 0.6).max() < 0.5, "draws of the modes, and not of a place between them"
+
+
+def test_closeness_chooses_the_mode_that_is_near_and_lets_go_of_one_that_is_gone() -> None:
+    """A warm start would stay where there is nothing left; a search with closeness begins everywhere."""
+    policy = two_modes(closeness=20.0)
+    obs = np.zeros((2, 1), np.float32)
+    found = policy.act(obs, previous=np.array([[-0.5], [0.5]]))
+    assert np.abs(found[:, 0] - [-0.6, 0.6]).max() < 0.08
+    assert np.abs(policy.act(obs) - 0.6).max() < 0.1, "without a last action the better mode"
+    one = searching(ModuleEnergy(Bowl(0.01), 1, 1), UNIT, UNIT, closeness=1.0)
+    assert np.abs(one.act(np.array([[0.2]]), previous=np.array([[-0.9]])) - 0.1).max() < 0.08
+    with pytest.raises(ValueError, match="closeness must be at least 0 and finite, got -1"):
+        Search(closeness=-1.0)
+
+
 @dataclass(frozen=True)
 class Downhill:
     """Somebody's sampler: plain gradient descent, with a state of its own and no small steps."""

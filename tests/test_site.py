@@ -2,16 +2,19 @@
 
 import importlib
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.task_studies import table as results
 from cebm.recipes import TRIALS
-from docs.site import examples, numbers, pages, reference, running
+from docs.site import examples, numbers, pages, reference, running, studies
 
 ROOT = Path(__file__).parent.parent
 
@@ -143,6 +146,35 @@ def test_the_numbers_of_pages_are_those_of_the_records(monkeypatch: pytest.Monke
     text = (ROOT / "docs/choose.md").read_text()
     monkeypatch.setattr(numbers, "_stability", lambda case, way="as-trained": "12.3 %")
     assert "12.3 %" in numbers.refreshed(text) != text
+
+
+def test_tables_of_tasks_say_what_was_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(studies, "ROOT", tmp_path)
+    (tmp_path / "docs/tasks").mkdir(parents=True)
+    assert studies.other_tasks() == {"forks": studies.NOT_YET, "metaworld": studies.NOT_YET}
+
+    def record(label: str, seed: int, successes: list[int], **overall: float) -> dict[str, Any]:
+        way = {"success": successes, "action_ms": 1.0, **overall}
+        return {"label": label, "seed": seed, "result": {"seconds": 1.0, "ways": {"as trained": way}}}
+
+    forks = [record("steady", seed, [1, 1, 1, 0], entropy=0.75) for seed in (0, 1)]
+    written = {"table": results(forks, "success"), "experts": {"": {"success": 1.0, "entropy": 0.98}}}
+    (tmp_path / "docs/tasks/forks.json").write_text(json.dumps(written))
+    lines = studies.other_tasks()["forks"].splitlines()
+    assert lines[2] == "| the expert |  |  | 1.000 | 0.980 |  |  |"
+    assert lines[3].startswith(
+        "| `steady` | as the recipe says | 2 | 0.750 (0.750 to 0.750) | 0.750 (0.750 to 0.750) |"
+    )
+
+    runs = [record(f"push, mixed: {recipe}", 0, found) for recipe, found in (("steady", [1, 1]), ("mse", [1, 0]))]
+    runs += [record("push, scripted: steady", seed, [1, 1]) for seed in (0, 1)]
+    written = {"table": results(runs, "success"), "experts": {"push, mixed": {"success": 0.9}}}
+    (tmp_path / "docs/tasks/metaworld.json").write_text(json.dumps(written))
+    assert studies.metaworld()["metaworld"].splitlines()[2:] == [
+        "| mean of 1 tasks, two styles, shuffled | 0.900 | 1.000 | 0.500 |  |",
+        "| push, mixed | 0.900 | 1.000 | 0.500 | 1 / 1 |",
+        "| push, scripted |  | 1.000 (1.000 to 1.000) |  | 2 / 0 |",
+    ]
 
 
 def test_how_to_pages_name_real_settings() -> None:

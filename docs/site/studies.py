@@ -1,4 +1,4 @@
-"""Tables that pages show from the committed records of studies: of trust, Push-T, samplers and planted faults."""
+"""Tables that pages show from the committed records of studies: of trust, tasks, samplers and planted faults."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def percent(share: float) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by the name of its marks."""
-    return {**trust(), **push_t(), **samplers(), **annealed()}
+    return {**trust(), **push_t(), **other_tasks(), **samplers(), **annealed()}
 
 
 def trust() -> dict[str, str]:
@@ -82,37 +82,94 @@ def trust() -> dict[str, str]:
 WAYS = tuple(
     f"{trial}, {way}" for trial in ("steady", "mdn") for way in ("no constraint", "first allowed draw", "constrained")
 )
-PUSH_T = {
+WAYS_OF_ACTING = {
     "as trained": "as the recipe says",
-    "one draw": "one draw, 5 levels",
+    "one draw": "one draw",
     "one draw of ten steps": "one draw, 10 levels",
     "softmax": "softmax over 32",
     "without f": "its mixture alone",
-    "executing 1": "executing 1 action",
+    "without the denoising step": "without the denoising step",
+    "drawn": "a draw of its mixture",
+    **{f"executing {n}": f"executing {n} action{'s' * (n > 1)}" for n in (1, 4, 16)},
     "executing 1, from the last plan": "executing 1, searching from the last plan",
+    "executing 1, near the last plan": "executing 1, drawing near the last plan",
 }
 """The ways to act, in words."""
+NOT_YET = "*Not measured yet.*"
 
 
 def push_t() -> dict[str, str]:
-    """docs/tasks.md."""
+    """docs/tasks.md: Push-T, and what each part of `steady` brings there."""
+    return {"push-t": _results("docs/tasks/push-t.json", "reward"), "parts": _results(PARTS, "reward")}
+
+
+PARTS = "docs/tasks/push-t-parts.json"
+
+
+def _results(path: str, metric: str, *more: str) -> str:
+    """A row for each recipe and way to act; `more` are columns of all episodes together."""
+    if not (ROOT / path).exists():
+        return NOT_YET
     rows = []
-    for name, row in _json("docs/tasks/push-t.json")["table"].items():
-        recipe, _, way = name.partition(", as trained") if name.endswith(", as trained") else name.partition(", ")
-        difference = row["to as trained"]
+    found = _json(path)
+    compared = any(row.get("to the reference") for row in found["table"].values())
+    columns = list(dict.fromkeys([metric, "success"])) + list(more)
+    for name, told in found.get("experts", {}).items():
+        cells = [f"{told[column]:.3f}" if column in told else "" for column in columns]
+        rows.append((" ".join(["the expert", name]).strip(), "", "", *cells, *[""] * (2 + compared)))
+    for row in found["table"].values():
+        differences = [row["to as trained"], *([row["to the reference"]] if compared else [])]
         rows.append(
             (
-                f"`{recipe}`",
-                PUSH_T.get(way, way) if way else PUSH_T["as trained"],
+                f"`{row['recipe']}`",
+                WAYS_OF_ACTING.get(row["way"], row["way"]),
                 len(row["seeds"]),
-                _interval(row["reward"]),
-                _interval(row["success"]),
-                "" if difference is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*difference),
+                *(_interval(row[column]) for column in columns),
+                *("" if each is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*each) for each in differences),
                 f"{row['action_ms']:.1f} ms",
             )
         )
-    head = ("recipe", "way to act", "seeds", "reward", "success", "reward, against as the recipe says", "one action")
-    return {"push-t": table(head, rows)}
+    against = [f"{metric}, against as the recipe says", *([f"{metric}, against the first row"] if compared else [])]
+    return table(("recipe", "way to act", "seeds", *columns, *against, "one action"), rows)
+
+
+def other_tasks() -> dict[str, str]:
+    """docs/tasks.md: Forks and Meta-World."""
+    return {"forks": _results("docs/tasks/forks.json", "success", "entropy"), **metaworld()}
+
+
+METAWORLD = "docs/tasks/metaworld.json"
+STYLES = {"mixed": "two styles, shuffled", "scripted": "one scripted expert"}
+
+
+def metaworld() -> dict[str, str]:
+    """A row for each task and style, with the success of each recipe, and a last one with the means over tasks."""
+    if not (ROOT / METAWORLD).exists():
+        return {"metaworld": NOT_YET}
+    found = _json(METAWORLD)
+    rows = [row for row in found["table"].values() if row["way"] == "as trained"]
+    by_case: Table = {}
+    for row in rows:
+        case, _, recipe = row["recipe"].partition(": ")
+        by_case.setdefault(case, {})[recipe] = row
+    recipes = list(dict.fromkeys(recipe for case in by_case.values() for recipe in case))
+    shown, means = [], []
+    for style, words in STYLES.items():
+        cases = {case: row for case, row in by_case.items() if case.endswith(f", {style}")}
+        for case, row in cases.items():
+            cells = [_interval(row[recipe]["success"]) if recipe in row else "" for recipe in recipes]
+            seeds = " / ".join(str(len(row[recipe]["seeds"])) if recipe in row else "0" for recipe in recipes)
+            expert = found.get("experts", {}).get(case, {}).get("success")
+            shown.append((case, "" if expert is None else f"{expert:.3f}", *cells, seeds))
+        # Only over the tasks that every recipe has: a mean over other tasks is no comparison.
+        complete = [case for case, row in cases.items() if len(row) == len(recipes)]
+        if complete:
+            known = [found["experts"][case]["success"] for case in complete if case in found.get("experts", {})]
+            averages = [f"{mean(cases[case][recipe]['success'][0] for case in complete):.3f}" for recipe in recipes]
+            expert_mean = f"{mean(known):.3f}" if len(known) == len(complete) else ""
+            means.append((f"mean of {len(complete)} tasks, {words}", expert_mean, *averages, ""))
+    head = ("task, demonstrations", "expert", *(f"`{recipe}`" for recipe in recipes), f"seeds ({' / '.join(recipes)})")
+    return {"metaworld": table(head, [*means, *shown])}
 
 
 def _interval(values: list[float | None]) -> str:
