@@ -1307,7 +1307,7 @@ def test_tempering_is_exact_on_each_chain(generator: torch.Generator) -> None:
 def test_settings_of_the_new_samplers_are_checked() -> None:
     for make, message in (
         (lambda: HMC(target=1.0), "target must be in"),
-        (lambda: HMC(leapfrogs=0.5), "leapfrogs must be between 1 and longest"),
+        (lambda: HMC(leapfrogs=0), "leapfrogs must be between 1 and longest"),
         (lambda: HMC(adapt=-1), "adapt must be at least 0"),
         (lambda: Tempering(levels=1), "levels must be at least 2"),
         (lambda: Tempering(hottest=1.0), "hottest must be above 1"),
