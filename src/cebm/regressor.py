@@ -189,10 +189,9 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
         parts = []
         with torch.no_grad():
-            for block in _blocks(len(rows), max(512, 4 * n)):
+            for block in _blocks(len(rows), max(512, n)):
                 context = policy.problem(rows[block]).context
-                # Of four times as many draws few are taken twice.
-                found = Estimator(max(512, 4 * n))(policy.energy, context, policy.act_box.limit, generator)
+                found = Estimator(max(512, n))(policy.energy, context, policy.act_box.limit, generator)
                 drawn = _spread(policy, context, found, n, generator)
                 parts.append(policy.act_box.denormalise(drawn).numpy())
         result = np.concatenate(parts)

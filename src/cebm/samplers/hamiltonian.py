@@ -217,7 +217,7 @@ class HMC:
         momentum = normal_like(state.actions, generator)
         uniform = torch.rand((), generator=generator, device=state.actions.device)
         shortest = (longest + 1) // 2
-        leapfrogs = shortest + (uniform * (longest - shortest + 1)).long()
+        leapfrogs = torch.minimum(longest, shortest + (uniform * (longest - shortest + 1)).long())
         ended = self._followed(energy, context, state, momentum, leapfrogs)
         rise = _risen(state, momentum, ended.energies, ended.momentum)
         probability = _probability(rise)
@@ -241,7 +241,7 @@ class HMC:
         reach = leapfrogs if found is None else (2 * state.tuning.longest).clamp(4, self.longest)
         step = state.tuning.log_step.exp() * state.tuning.scale
         actions, energies, gradients = state.actions, state.energies, state.gradients
-        ended = (actions, energies, gradients, momentum)
+        ended = _Proposal(actions, energies, gradients, momentum, found)
         jumps = []
         for index in range(int(torch.maximum(reach, leapfrogs).amax())):
             momentum = momentum - 0.5 * step * gradients
@@ -249,18 +249,17 @@ class HMC:
             energies, gradients = energy.energies_and_gradients(context, actions)
             momentum = momentum - 0.5 * step * gradients
             going = index < leapfrogs
-            now = (actions, energies, gradients, momentum)
-            ended = tuple(
-                torch.where(going if new.ndim == 3 else going[..., 0], new, old)
-                for new, old in zip(now, ended, strict=True)
+            ended = ended._replace(
+                actions=torch.where(going, actions, ended.actions),
+                energies=torch.where(going[..., 0], energies, ended.energies),
+                gradients=torch.where(going, gradients, ended.gradients),
+                momentum=torch.where(going, momentum, ended.momentum),
             )
             if found is not None:
                 weights = _probability(_risen(state, first, energies, momentum)).unsqueeze(-1)
                 square = (found.tests(actions) - found.tests(state.actions)).square()
                 jumps.append(torch.where(weights > 0, weights * square, 0.0).mean(1))
-        if found is not None:
-            found = found.grown(state.actions, jumps, reach)
-        return _Proposal(*ended, found)
+        return ended if found is None else ended._replace(found=found.grown(state.actions, jumps, reach))
 
     def _drift(self, actions: Actions, momentum: Actions, step: Tensor) -> tuple[Actions, Actions]:
         """y + ε s r, reflected at the walls as often as it meets them; each reflection turns the momentum."""
