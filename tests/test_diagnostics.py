@@ -97,7 +97,7 @@ def test_what_is_wrong_is_said(generator: torch.Generator) -> None:
     assert diagnose(torch.randn(4, 2000, 2, generator=generator)).complaints == ()
     target = Gaussian(std=(0.001, 0.2))
     start = target.starts(1, 4, generator)
-    long = HMC(50, step_size=1.0, adapt=0, leapfrogs=8.0, margin=None)
+    long = HMC(50, step_size=1.0, adapt=0, leapfrogs=8, margin=None)
     chain = run(long, target, target.encode(start[:, 0]), start, generator, Collect(10))
     found = diagnose(chain, chains=4)
     assert found.divergences is not None and found.divergences > 0.5

@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.document import table
+from benchmarks.posterior_tables import choices, scores
 
 ROOT = Path(__file__).parents[2]
 Table = dict[str, Any]
@@ -26,7 +27,15 @@ def percent(share: float) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by the name of its marks."""
-    return {**trust(), **push_t(), **other_tasks(), **samplers(), **annealed()}
+    return {
+        **trust(),
+        **push_t(),
+        **other_tasks(),
+        **samplers(),
+        **conformal(),
+        **posteriors(),
+        **annealed(),
+    }
 
 
 def trust() -> dict[str, str]:
@@ -182,11 +191,15 @@ def samplers() -> dict[str, str]:
     rows, found = _lines("docs/samplers.jsonl"), _lines("docs/certificate.jsonl")
     names = list(dict.fromkeys(row["sampler"] for row in rows))
     targets = dict.fromkeys(row["target"] for row in rows)
-    head = ("target", *(name.upper() for name in names))
+    head = ("target", *(name.replace(name.split(",")[0], name.split(",")[0].upper()) for name in names), "HMC / NUTS")
 
-    def cell(target: str, name: str) -> str:
-        values = [row["ess_per_gradient"] for row in rows if (row["target"], row["sampler"]) == (target, name)]
-        return f"{mean(values):.3f}"
+    def value(target: str, name: str) -> float:
+        return mean(row["ess_per_gradient"] for row in rows if (row["target"], row["sampler"]) == (target, name))
+
+    def cells(target: str) -> list[str]:
+        values = {name: value(target, name) for name in names}
+        ratio = values["hmc, alone"] / values["nuts"]
+        return [*(f"{each:.3f}" for each in values.values()), f"{ratio:.1f}"]
 
     faults = [row for row in found if "fault" in row]
     right = [row for row in found if "right" in row]
@@ -195,7 +208,7 @@ def samplers() -> dict[str, str]:
         (f"{len(faults)} with one fault each", f"{faults[0]['repetitions']} each", f"{caught} of {tried} caught"),
         *(
             (
-                f"`{row['right']}`, which is right",
+                f"`{row['right']}`, which is right{RUNS[row['run']]}",
                 row["repetitions"],
                 f"{row['false_alarms']} false alarms in {row['verdicts']} verdicts",
             )
@@ -203,9 +216,30 @@ def samplers() -> dict[str, str]:
         ),
     ]
     return {
-        "nuts": table(head, [(target, *(cell(target, name) for name in names)) for target in targets]),
+        "nuts": table(head, [(target, *cells(target)) for target in targets]),
         "planted": table(("sampler", "repetitions", "result"), planted),
     }
+
+
+RUNS = {"chains": "", "single": ", single chains", "close": ", a close look"}
+"""The certificate's runs, in words."""
+
+
+def conformal() -> dict[str, str]:
+    """docs/trust.md."""
+    rows = _lines("docs/conformal.jsonl")
+    head = ("set", "coverage", "size", "intervals", "coverage of quantile regression", "size")
+    keys = ("coverage", "size", "intervals", "coverage of quantile regression", "size of quantile regression")
+    shown = [
+        (row["set"], *(percent(row[key]) if "coverage" in key else f"{row[key]:.3g}" for key in keys)) for row in rows
+    ]
+    return {"conformal": table(head, shown)}
+
+
+def posteriors() -> dict[str, str]:
+    """docs/densities.md."""
+    rows = _lines("docs/densities.jsonl")
+    return {"posteriors": table(*scores(rows)), "choices": table(*choices(rows))}
 
 
 def annealed() -> dict[str, str]:

@@ -31,6 +31,7 @@ _SPREAD, _SPREAD_OF_ALL = 0.03, 0.3
 _APART = 5
 _MISSED = 0.01
 """Share of the annealed draws that may weigh more under a fitted mixture than all of its own draws."""
+_LEAPFROGS = 3
 _MOST_LEVELS = 500
 _AT_ONCE = 2**16
 
@@ -204,7 +205,7 @@ class _Path:
     def __init__(self, energy: EnergyModel, limit: float) -> None:
         self.energy, self.limit = energy, limit
         margin = None if energy.proposes else (limit - 1) / 2
-        self.sampler = HMC(steps=2, adapt=2, leapfrogs=2.0, target=0.8, margin=margin)
+        self.sampler = HMC(steps=2, adapt=2, leapfrogs=_LEAPFROGS, target=0.8, margin=margin)
 
     def start(self, context: Context, n: int, generator: torch.Generator) -> Actions:
         if self.energy.proposes:
@@ -231,9 +232,10 @@ class _Path:
         between = _Between(self.energy, level.betas)
         state = self.state(context, state.actions, level.betas, level.tuning)
         for _ in range(self.sampler.steps):
-            state, _, probability = self.sampler.trajectory(between, context, state, generator)
+            passed = self.sampler.trajectory(between, context, state, generator)
+            state = passed.state
             if adapt:
-                gain = 0.5 * (probability.mean(1).view(-1, 1, 1) - self.sampler.target)
+                gain = 0.5 * (passed.probability.mean(1).view(-1, 1, 1) - self.sampler.target)
                 log_step = (state.tuning.log_step + gain).clamp(-7, 1)
                 state = state._replace(tuning=state.tuning._replace(log_step=log_step))
         return state
@@ -327,11 +329,8 @@ class Mixture(NamedTuple):
 
 def _tuning(actions: Actions) -> Tuning:
     """The first step of a pilot: a tenth of the reference's deviation."""
-    rows, zero = actions.new_zeros(actions.shape[0], 1, actions.shape[2]), actions.new_zeros(())
-    step = actions.new_full((actions.shape[0], 1, 1), math.log(0.5))
     scale = actions.std(1, keepdim=True).clamp_min(1e-6)
-    length, none = torch.full_like(step, math.log(1.5)), rows[:, 0, 0]
-    return Tuning(step, scale, length, zero, rows, rows, none, none)
+    return Tuning.initial(actions, 0.5, _LEAPFROGS)._replace(scale=scale)
 
 
 def _raised(betas: Float[Tensor, " batch"], excess: Energies, spread: float) -> Float[Tensor, " batch"]:

@@ -7,14 +7,15 @@ import torch
 from jaxtyping import Float
 
 from cebm.demonstrations import Demonstrations
-from cebm.densities import Estimator, descended, resampled
+from cebm.densities import Estimator, Weighted, descended, resampled
 from cebm.energies import MLP, MixtureDensity, Tilted
+from cebm.energies.base import Context
 from cebm.negatives import Proposed
 from cebm.objectives import InfoNCE
 from cebm.optimisers import Adam, Cosine
 from cebm.policy import EnergyPolicy
 from cebm.recipes import Inputs, Trial
-from cebm.samplers import HMC, run
+from cebm.samplers import HMC
 from cebm.trainer import Trainer
 
 try:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _DESCENTS = 8
 """Candidates per row that run down to a mode."""
+_SCOUTS, _TUNED, _MOVES = 16, 12, 6
+"""Chains per row that tune the trajectories of `sample`, how many trajectories they have, and how many every draw has.
+"""
 _CHECKS = 12
 """Looks at the held-out rows in the course of a training."""
 _SMOOTHINGS = (0.0, 0.02, 0.05)
@@ -45,6 +49,8 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
     """p(y|x) ∝ q(y|x) e^{−f(x, y)}: a mixture density q, fitted by likelihood, tilted by a network f that is trained by
     InfoNCE against draws of q. `predict` gives the mode, `sample` draws, `quantiles` and `interval` come from draws,
     `score_samples` is log p(y|x), `score` the skill in CRPS.
+
+    q has `components` Gaussians, f `hidden_layers` layers of `width` units: more of both where p(y|x) is thin or bent.
 
     `smoothing` is the deviation of the noise that the targets get in training, as a share of half of their range:
     0 (none, the default), or 'auto' for the one of 0, 0.02 and 0.05 with the best held-out likelihood (`smoothing_`
@@ -66,6 +72,8 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         validation_fraction: float = 0.1,
         patience: int = 3,
         random_state: Any = None,
+        components: int = 8,
+        hidden_layers: int = 2,
     ) -> None:
         self.width = width
         self.steps = steps
@@ -77,6 +85,8 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.random_state = random_state
+        self.components = components
+        self.hidden_layers = hidden_layers
 
     # ------------------------------------------------------------------------------------------ training
 
@@ -117,7 +127,10 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         """The policy with the best held-out likelihood, its step, and that likelihood; without held-out rows, the last
         one and infinity."""
         trial = Trial(
-            energy=Tilted(MLP(width=self.width, init="torch"), MixtureDensity(width=self.width)),
+            energy=Tilted(
+                MLP(self.width, self.hidden_layers, init="torch"),
+                MixtureDensity(self.width, components=self.components),
+            ),
             objective=InfoNCE(Proposed(), self.negatives),
             optimiser=Adam(self.learning_rate, Cosine(), batch_size=self.batch_size, average=0.99),
             inputs=Inputs("standardise", smoothing=smoothing, constants="learn"),
@@ -179,11 +192,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
             for block in _blocks(len(rows), max(512, n)):
                 context = policy.problem(rows[block]).context
                 found = Estimator(max(512, n))(policy.energy, context, policy.act_box.limit, generator)
-                drawn = resampled(found, n, generator)
-                size = found.actions.std(1).mean().clamp_min(1e-4)
-                margin = None if policy.energy.proposes else policy.act_box.margin
-                moves = HMC(steps=6, step_size=float(0.3 * size), adapt=0, margin=margin)
-                drawn = run(moves, policy.energy, context, drawn, generator).actions
+                drawn = _spread(policy, context, found, n, generator)
                 parts.append(policy.act_box.denormalise(drawn).numpy())
         result = np.concatenate(parts)
         return result[..., 0] if self.single_output_ else result
@@ -276,6 +285,24 @@ def _log_density(policy: EnergyPolicy, X: np.ndarray, y: np.ndarray, draws: int)
         problem, actions = policy.problem(X), policy.act_box.normalise(torch.from_numpy(y))
         found = Estimator(draws, anneal=False, shared=True)(policy.energy, problem.context, 1.1, problem.generator)
         return -policy.energy.energies(problem.context, actions.unsqueeze(1))[:, 0] - found.log_partition
+
+
+def _spread(
+    policy: EnergyPolicy, context: Context, found: Weighted, n: int, generator: torch.Generator
+) -> Float[torch.Tensor, "batch n act"]:
+    """`n` of the weighted draws, by their weights. Those that were taken twice are moved apart by a few trajectories of
+    HMC, whose steps other chains have tuned: a step that depends on its own chain would not keep p(y|x)."""
+    margin = None if policy.energy.proposes else policy.act_box.margin
+    step = float(0.3 * found.actions.std(1).mean().clamp_min(1e-4))
+    moves = HMC(_TUNED + _MOVES, step, adapt=_TUNED, longest=4, margin=margin)
+    scouts = moves.init(policy.energy, context, resampled(found, _SCOUTS, generator), generator)
+    for k in range(_TUNED):
+        scouts, _ = moves.step(policy.energy, context, scouts, k, generator)
+    state = moves.init(policy.energy, context, resampled(found, n, generator), generator)
+    state = state._replace(tuning=scouts.tuning)
+    for k in range(_TUNED, moves.steps):
+        state, _ = moves.step(policy.energy, context, state, k, generator)
+    return state.actions
 
 
 def _energy_score(

@@ -14,10 +14,10 @@ from cebm.spaces import margin_limit
 
 _DIVERGED = 1000.0
 """A trajectory whose energy rises by more than this has diverged (Stan's limit)."""
-_COST = 1.0
-"""Power of the number of gradients that the criterion of the length is divided by."""
 _WINDOWS = (0.1, 0.25, 0.5)
 """Shares of the adaptation after which the mass follows the variance seen since the last of them."""
+_ENOUGH = 20
+"""States per observation that the choice of a length needs at least."""
 
 
 class Tuning(NamedTuple):
@@ -27,18 +27,83 @@ class Tuning(NamedTuple):
     """Log of the leapfrog step ε, in units of `scale`."""
     scale: Float[Tensor, "batch 1 act"]
     """Deviation of each coordinate: one over the root of its mass."""
-    log_leapfrogs: Float[Tensor, "batch 1 1"]
-    """Log of the mean number of leapfrog steps."""
+    longest: Int[Tensor, "batch 1 1"]
+    """Largest number of leapfrog steps n; trajectories have ⌈n/2⌉ to n of them."""
     seen: Float[Tensor, ""]
     """States seen per observation since the last change of the mass."""
     mean: Float[Tensor, "batch 1 act"]
     """Their mean."""
     squares: Float[Tensor, "batch 1 act"]
     """Sum of their squared distances to the mean."""
-    slope: Float[Tensor, " batch"]
-    """Running mean of the criterion's derivative by the log of the length."""
-    value: Float[Tensor, " batch"]
-    """Running mean of the criterion."""
+    found: "Jumps | None" = None
+    """How far trajectories of each length lead, while the adaptation lasts."""
+
+    @classmethod
+    def initial(cls, start: Actions, step: float, longest: int) -> "Tuning":
+        """A step ε in normalised units, masses of 1."""
+        rows = start.new_zeros(start.shape[0], 1, start.shape[2])
+        single = rows[:, :, :1]
+        length = torch.full_like(single, longest, dtype=torch.long)
+        return cls(single + log(step), torch.ones_like(rows), length, start.new_zeros(()), rows, rows)
+
+
+class Jumps(NamedTuple):
+    """Sums over trajectories since the last change of the mass, for each test function f of a state: the distances to
+    the centre, coordinate by coordinate, and their squares."""
+
+    centre: Float[Tensor, "batch 1 act"]
+    """Where the coordinates are counted from."""
+    count: Float[Tensor, ""]
+    """Trajectories per observation."""
+    values: Float[Tensor, "batch tests"]
+    """Σ f(y)."""
+    squares: Float[Tensor, "batch tests"]
+    """Σ f(y)²."""
+    jumps: Float[Tensor, "lengths batch tests"]
+    """Σ min(1, exp(H − H')) (f(y') − f(y))², y' after each number of leapfrog steps."""
+    counts: Float[Tensor, "lengths batch"]
+    """Trajectories that went so far."""
+
+    @classmethod
+    def none(cls, centre: Float[Tensor, "batch 1 act"], lengths: int) -> "Jumps":
+        rows, tests = centre.shape[0], 2 * centre.shape[2]
+        zero, none = centre.new_zeros(rows, tests), centre.new_zeros(lengths, rows)
+        return cls(centre, zero.new_zeros(()), zero, zero, zero.expand(lengths, -1, -1).clone(), none)
+
+    def grown(self, actions: Actions, jumps: list[Tensor], reach: Int[Tensor, "batch 1 1"]) -> "Jumps":
+        """With a trajectory more, from `actions`, that went `reach` steps."""
+        tests, steps = self.tests(actions), len(jumps)
+        near = torch.arange(steps, device=reach.device).unsqueeze(1) < reach.view(1, -1)
+        more, gone = torch.zeros_like(self.jumps), torch.zeros_like(self.counts)
+        more[:steps] = torch.where(near.unsqueeze(-1), torch.stack(jumps), 0.0)
+        gone[:steps] = near.to(gone.dtype)
+        return self._replace(
+            count=self.count + 1,
+            values=self.values + tests.mean(1),
+            squares=self.squares + tests.square().mean(1),
+            jumps=self.jumps + more,
+            counts=self.counts + gone,
+        )
+
+    def tests(self, actions: Actions) -> Float[Tensor, "batch samples tests"]:
+        """f(y) for each test function."""
+        away = actions - self.centre
+        return torch.cat([away, away.square()], -1)
+
+    def efficiency(self) -> Float[Tensor, "lengths batch"]:
+        """Effective draws per gradient for trajectories of ⌈n/2⌉ to n steps, n from 1 on, 0 where nobody knows. With
+        ρ = 1 − E[jump²]/2Var f, the correlation of f between neighbours in a chain, a draw is worth (1 − ρ)/(1 + ρ):
+        the least over the test functions, per gradient."""
+        count = self.count.clamp_min(1)
+        variance = (self.squares / count - (self.values / count).square()).clamp_min(1e-30)
+        moved = self.jumps / self.counts.clamp_min(1).unsqueeze(-1) / (2 * variance)
+        top = torch.arange(1, len(moved) + 1, device=moved.device)
+        bottom = (top + 1) // 2
+        sums = torch.cat([torch.zeros_like(moved[:1]), moved.cumsum(0)])
+        moved = (sums[top] - sums[bottom - 1]) / (top - bottom + 1).view(-1, 1, 1)
+        worth = (moved / (2 - moved).clamp_min(0.1)).amin(-1)
+        known = self.counts >= self.count.clamp_min(1) / 4
+        return torch.where(known, worth / (0.5 * (top + bottom)).unsqueeze(1), 0.0)
 
 
 class HMCState(NamedTuple):
@@ -54,36 +119,50 @@ class _Proposal(NamedTuple):
     """Where a trajectory ended."""
 
     actions: Actions
+    energies: Energies
+    gradients: Actions
     momentum: Actions
-    leapfrogs: Int[Tensor, "batch 1 1"]
-    divergent: Bool[Tensor, "batch samples"]
+    found: Jumps | None
+    """The sums of before and of this trajectory, where the adaptation wants to know them."""
+
+
+class Trajectory(NamedTuple):
+    """One trajectory of every chain: the state after it, and what happened on the way."""
+
+    state: HMCState
+    probability: Energies
+    """With which the end was taken."""
     taken: Bool[Tensor, "batch samples"]
+    divergent: Bool[Tensor, "batch samples"]
+    leapfrogs: Int[Tensor, "batch 1 1"]
 
 
 @dataclass(frozen=True)
 class HMC:
     """Hamiltonian Monte Carlo: a momentum r ~ N(0, I) is drawn, H = E(y) + ‖r‖²/2 is followed by L leapfrog steps of
     size ε·s (s: the deviation of each coordinate), and the end is taken with probability min(1, exp(H − H')). L is
-    uniform on 1, …, 2n, so no period of the target can be in step with it. At the walls of
+    uniform on ⌈n/2⌉, …, n, so no period of the target can be in step with it. At the walls of
     the box a coordinate and its momentum are reflected, which keeps volume and energy: nothing is clipped.
 
-    For the first `adapt` steps, ε follows the acceptance (Robbins–Monro) and s the deviation of the states, n
-    maximises the change of the squared distance to the mean, per gradient (ChEES, Hoffman et al. 2021, eq. 5, divided
-    by the cost); each per observation, over its chains. Then they stay.
+    For the first `adapt` steps, ε follows the acceptance (Robbins–Monro) and s the deviation of the states; n is the
+    length whose draws are worth most per gradient, by the squared jumps of coordinates and of their squares
+    (`Jumps.efficiency`), which one trajectory shows for all lengths up to its own. Each is found per observation, over
+    its chains. Then they stay. (ChEES, Hoffman et al. 2021, counts squared distances to the mean alone, and does not
+    see a walk around a ring.)
     """
 
     steps: int = 200
     """Number of trajectories per chain."""
     step_size: float = 0.1
     """Leapfrog step ε of the first trajectory, normalised units."""
-    leapfrogs: float = 2.0
-    """Mean number of leapfrog steps n of the first trajectories."""
+    leapfrogs: int = 3
+    """Largest number of leapfrog steps n of the first trajectories."""
     adapt: int = 100
     """Trajectories during which ε, s and n adapt. Draw samples from the states after them."""
     target: float = 0.8
     """Acceptance to adapt to."""
     longest: int = 64
-    """Largest mean number of leapfrog steps."""
+    """Largest n that the adaptation chooses."""
     margin: float | None = 0.05
     """The support: the box [-1, 1] grown by this fraction of the range on both ends. None: unbounded."""
 
@@ -103,83 +182,84 @@ class HMC:
         if self.margin is not None:
             start = start.clamp(-margin_limit(self.margin), margin_limit(self.margin))
         energies, gradients = energy.energies_and_gradients(context, start)
-        rows, zero = start.new_zeros(start.shape[0], 1, start.shape[2]), start.new_zeros(())
-        tuning = Tuning(
-            start.new_full((start.shape[0], 1, 1), log(self.step_size)),
-            torch.ones_like(rows),
-            start.new_full((start.shape[0], 1, 1), log(self.leapfrogs)),
-            zero,
-            rows,
-            rows,
-            rows[:, 0, 0],
-            rows[:, 0, 0],
-        )
+        tuning = Tuning.initial(start, self.step_size, self.leapfrogs)
         return HMCState(start, energies, gradients, tuning)
 
     def small_steps(self, size: float) -> "HMC":
         """The same chain with leapfrog steps of at most `size`; nothing adapts."""
-        return replace(self, step_size=min(self.step_size, size), leapfrogs=1.0, adapt=0)
+        return replace(self, step_size=min(self.step_size, size), leapfrogs=1, adapt=0)
 
     def step(
         self, energy: EnergyModel, context: Context, state: HMCState, k: int, generator: torch.Generator
     ) -> tuple[HMCState, StepInfo]:
-        after, proposed, probability = self.trajectory(energy, context, state, generator)
-        leapfrogs, divergent, taken = proposed.leapfrogs, proposed.divergent, proposed.taken
-        if k < self.adapt:
-            after = after._replace(tuning=self._adapted(state, after, proposed, probability, k))
+        adapting = k < self.adapt
+        if adapting and state.tuning.found is None:
+            state = state._replace(tuning=state.tuning._replace(found=Jumps.none(state.tuning.mean, self.longest)))
+        passed = self.trajectory(energy, context, state, generator)
+        after = passed.state
+        if adapting:
+            after = after._replace(tuning=self._adapted(after, passed.probability, k))
         info = StepInfo(
             state.energies.mean(),
             gradient_norm(state.gradients),
             torch.zeros_like(state.energies.mean()),
-            taken.to(probability.dtype).mean(),
-            divergent.to(probability.dtype).mean(),
-            leapfrogs.to(probability.dtype).mean(),
+            passed.taken.to(state.energies.dtype).mean(),
+            passed.divergent.to(state.energies.dtype).mean(),
+            passed.leapfrogs.to(state.energies.dtype).mean(),
         )
         return after, info
 
     def trajectory(
         self, energy: EnergyModel, context: Context, state: HMCState, generator: torch.Generator
-    ) -> "tuple[HMCState, _Proposal, Energies]":
-        """One trajectory with the state's tuning: the state after it, what was proposed, and with which probability it
-        was taken."""
-        tuning = state.tuning
+    ) -> Trajectory:
+        """One trajectory with the state's tuning, which only learns about jumps here."""
+        longest = state.tuning.longest
         momentum = normal_like(state.actions, generator)
         uniform = torch.rand((), generator=generator, device=state.actions.device)
-        leapfrogs = 1 + (uniform * 2 * tuning.log_leapfrogs.exp()).long()
-        actions, energies, gradients, ended = self._trajectory(energy, context, state, momentum, leapfrogs)
-        rise = energies - state.energies + 0.5 * (ended.square().sum(-1) - momentum.square().sum(-1))
-        divergent = ~(rise < _DIVERGED)
-        # A trajectory that met NaN is refused.
-        probability = torch.where(rise.isnan(), 0.0, (-rise).clamp(max=0).exp())
+        shortest = (longest + 1) // 2
+        leapfrogs = torch.minimum(longest, shortest + (uniform * (longest - shortest + 1)).long())
+        ended = self._followed(energy, context, state, momentum, leapfrogs)
+        rise = _risen(state, momentum, ended.energies, ended.momentum)
+        probability = _probability(rise)
         chance = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
         taken = chance < probability
         moved = taken.unsqueeze(-1)
         after = HMCState(
-            torch.where(moved, actions, state.actions),
-            torch.where(taken, energies, state.energies),
-            torch.where(moved, gradients, state.gradients),
-            tuning,
+            torch.where(moved, ended.actions, state.actions),
+            torch.where(taken, ended.energies, state.energies),
+            torch.where(moved, ended.gradients, state.gradients),
+            state.tuning._replace(found=ended.found),
         )
-        return after, _Proposal(actions, ended, leapfrogs, divergent, taken), probability
+        return Trajectory(after, probability, taken, ~(rise < _DIVERGED), leapfrogs)
 
-    def _trajectory(
+    def _followed(
         self, energy: EnergyModel, context: Context, state: HMCState, momentum: Actions, leapfrogs: Tensor
-    ) -> tuple[Actions, Energies, Actions, Actions]:
-        """Where `leapfrogs` leapfrog steps lead: actions, energies, gradients and momentum. Observations with fewer
-        steps wait for the others."""
+    ) -> _Proposal:
+        """Where `leapfrogs` leapfrog steps lead; observations with fewer steps wait for the others. While jumps are
+        looked for, trajectories go on to twice the largest number of steps."""
+        found, first = state.tuning.found, momentum
+        reach = leapfrogs if found is None else (2 * state.tuning.longest).clamp(4, self.longest)
         step = state.tuning.log_step.exp() * state.tuning.scale
         actions, energies, gradients = state.actions, state.energies, state.gradients
-        momentum = momentum - 0.5 * step * gradients
-        for index in range(int(leapfrogs.amax())):
+        ended = _Proposal(actions, energies, gradients, momentum, found)
+        jumps = []
+        for index in range(int(torch.maximum(reach, leapfrogs).amax())):
+            momentum = momentum - 0.5 * step * gradients
+            actions, momentum = self._drift(actions, momentum, step)
+            energies, gradients = energy.energies_and_gradients(context, actions)
+            momentum = momentum - 0.5 * step * gradients
             going = index < leapfrogs
-            moved, turned = self._drift(actions, momentum, step)
-            actions, momentum = torch.where(going, moved, actions), torch.where(going, turned, momentum)
-            above, slopes = energy.energies_and_gradients(context, actions)
-            energies = torch.where(going[..., 0], above, energies)
-            gradients = torch.where(going, slopes, gradients)
-            kick = torch.where(index < leapfrogs - 1, step, 0.5 * step)
-            momentum = torch.where(going, momentum - kick * gradients, momentum)
-        return actions, energies, gradients, momentum
+            ended = ended._replace(
+                actions=torch.where(going, actions, ended.actions),
+                energies=torch.where(going[..., 0], energies, ended.energies),
+                gradients=torch.where(going, gradients, ended.gradients),
+                momentum=torch.where(going, momentum, ended.momentum),
+            )
+            if found is not None:
+                weights = _probability(_risen(state, first, energies, momentum)).unsqueeze(-1)
+                square = (found.tests(actions) - found.tests(state.actions)).square()
+                jumps.append(torch.where(weights > 0, weights * square, 0.0).mean(1))
+        return ended if found is None else ended._replace(found=found.grown(state.actions, jumps, reach))
 
     def _drift(self, actions: Actions, momentum: Actions, step: Tensor) -> tuple[Actions, Actions]:
         """y + ε s r, reflected at the walls as often as it meets them; each reflection turns the momentum."""
@@ -194,16 +274,9 @@ class HMC:
         inside = moved.abs() <= limit
         return torch.where(inside, moved, folded), torch.where(back & ~inside, -momentum, momentum)
 
-    def _adapted(
-        self,
-        before: HMCState,
-        after: HMCState,
-        proposed: "_Proposal",
-        probability: Energies,
-        k: int,
-    ) -> Tuning:
-        """The tuning after trajectory k, which was taken with `probability`."""
-        tuning = before.tuning
+    def _adapted(self, after: HMCState, probability: Energies, k: int) -> Tuning:
+        """The tuning after trajectory k, whose end was taken with `probability`."""
+        tuning = after.tuning
         gain = (k + 1) ** -0.6
         log_step = tuning.log_step + gain * (probability.mean(1).view(-1, 1, 1) - self.target)
         # Welford's update by a block of states, per observation.
@@ -218,38 +291,11 @@ class HMC:
             + shift.square() * tuning.seen * size / count
         )
         tuning = tuning._replace(log_step=log_step, seen=count, mean=mean, squares=squares)
-        tuning = self._lengthened(tuning, before.actions, proposed, probability, gain)
+        if tuning.found is not None and float(count) >= _ENOUGH:
+            tuning = tuning._replace(longest=1 + tuning.found.efficiency().argmax(0).view(-1, 1, 1))
         if k + 1 in {max(2, round(share * self.adapt)) for share in _WINDOWS}:
             tuning = self._weighed(tuning)
-        return tuning
-
-    def _lengthened(
-        self,
-        tuning: Tuning,
-        before: Actions,
-        proposed: "_Proposal",
-        probability: Energies,
-        gain: float,
-    ) -> Tuning:
-        """One ascent step of log(criterion) − log(gradients) in the log of the length: the criterion is the mean of
-        Δ²/4, Δ = ‖y' − m‖² − ‖y − m‖², and its derivative by the log of the time t is that of Δ⟨y' − m, r'⟩ t."""
-        start, end = (before - tuning.mean) / tuning.scale, (proposed.actions - tuning.mean) / tuning.scale
-        change = end.square().sum(-1) - start.square().sum(-1)
-        time = (proposed.leapfrogs * tuning.log_step.exp())[..., 0]
-        weights = torch.where(probability > 1e-3, probability, 0.0)
-        total = weights.sum(1).clamp_min(1e-12)
-
-        def average(values: Tensor) -> Tensor:
-            return torch.where(weights > 0, weights * values, 0.0).sum(1) / total
-
-        slope = average(change * (end * proposed.momentum).sum(-1) * time)
-        value = average(change.square() / 4)
-        slope, value = 0.9 * tuning.slope + 0.1 * slope, 0.9 * tuning.value + 0.1 * value
-        ratio = (slope / value.clamp_min(1e-12)).clamp(-2, 4)
-        length = tuning.log_leapfrogs + 0.5 * gain * (ratio - _COST).view(-1, 1, 1)
-        return tuning._replace(
-            slope=slope, value=value, log_leapfrogs=length.nan_to_num(0.0).clamp(0.0, log(self.longest))
-        )
+        return tuning._replace(found=None) if k + 1 == self.adapt else tuning
 
     def _weighed(self, tuning: Tuning) -> Tuning:
         """The scale becomes the deviation of the states since the last change, drawn towards the old one where they
@@ -258,11 +304,20 @@ class HMC:
         variance = (tuning.squares + few * 0.1 * tuning.scale.square()) / (tuning.seen + few)
         scale = torch.where(variance > 0, variance, tuning.scale.square()).sqrt()
         ratio = (tuning.scale / scale).log().mean(-1, keepdim=True)
-        empty = torch.zeros_like(tuning.squares)
         return tuning._replace(
             scale=scale,
             log_step=tuning.log_step + ratio,
             seen=torch.zeros_like(tuning.seen),
-            mean=tuning.mean,
-            squares=empty,
+            squares=torch.zeros_like(tuning.squares),
+            found=Jumps.none(tuning.mean, self.longest),
         )
+
+
+def _risen(state: HMCState, momentum: Actions, energies: Energies, ended: Actions) -> Energies:
+    """H' − H."""
+    return energies - state.energies + 0.5 * (ended.square().sum(-1) - momentum.square().sum(-1))
+
+
+def _probability(rise: Energies) -> Energies:
+    """min(1, exp(H − H')). A trajectory that met NaN is refused."""
+    return torch.where(rise.isnan(), 0.0, (-rise).clamp(max=0).exp())
