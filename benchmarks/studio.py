@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.studio [--interactions 0]
 
 `cebm studio` serves four policies of the particle task, trained for a few steps: what a landscape costs depends on the
-network and the search, and not on how good the policy is. A slider of the page is moved, with pauses of up to half a
-second, and the page's own clock runs from the event to the coarse and to the fine picture (96 × 96) on the canvas. Then
+network and the search, and not on how good the policy is. A slider of the page is moved, with pauses of up to 0.4
+seconds, and the page's own clock runs from the event to the coarse and to the fine picture (96 × 96) on the canvas. The
+server's processor time for both pictures is read too, because it means something on a busy machine as well. Then
 interactions of all kinds follow each other, while the memory of the server and of the page is read.
 Writes docs/studio.json.
 """
@@ -101,21 +102,35 @@ def look_at(page: Browser, number: int, view: dict[str, Any]) -> None:
     page.until(f"{READY} > {ready} && {SETTLED} > {settled}", 120)
 
 
-def latency(page: Browser, moves: int, generator: Random) -> list[dict[str, Any]]:
+def latency(page: Browser, process: int, moves: int, generator: Random) -> list[dict[str, Any]]:
     """Milliseconds from the event to the pictures, for every case."""
     rows = []
     for case, (name, view) in CASES.items():
         look_at(page, list(POLICIES).index(name), view)
-        for _ in range(5):
-            page.run("window.timed(0, 0.5)")
         found = []
+        for k in range(-3, moves):
+            page.run(f"new Promise((done) => setTimeout(done, {generator.uniform(0, 400):.0f}))")
+            times = page.run(f"window.timed({generator.randrange(8)}, {generator.random():.3f})")
+            found += [times] if k >= 0 else []
+        # With another tab nothing is searched, so the server works for the pictures alone.
+        page.run("document.querySelector('#tab-training').click()")
+        page.run("window.timed(0, 0.5)")
+        began = processor_seconds(process)
         for _ in range(moves):
-            page.run(f"new Promise((done) => setTimeout(done, {generator.uniform(0, 500):.0f}))")
-            found.append(page.run(f"window.timed({generator.randrange(8)}, {generator.random():.3f})"))
+            page.run(f"window.timed({generator.randrange(8)}, {generator.random():.3f})")
+        spent = 1e3 * (processor_seconds(process) - began) / moves
+        page.run("document.querySelector('#tab-search').click()")
         coarse, fine = ([row[i] for row in found] for i in (0, 1))
-        rows.append({"case": case, "moves": moves, **_spread("coarse", coarse), **_spread("fine", fine)})
+        spread = {**_spread("coarse", coarse), **_spread("fine", fine)}
+        rows.append({"case": case, "moves": moves, **spread, "server_cpu_ms": round(spent, 1)})
         print(rows[-1], flush=True)
     return rows
+
+
+def processor_seconds(process: int) -> float:
+    """What a process, with all its threads, has used of the processors."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _spread(name: str, times: list[float]) -> dict[str, float]:
@@ -129,8 +144,9 @@ def interact(page: Browser, k: int, generator: Random) -> None:
         return
     before = page.run(READY)
     if k % 20 == 19:
-        page.run("document.querySelector('[name=way][value=%s]').click()" % ("ibc", "correct", "own")[k // 20 % 3])
-        page.run(f"document.querySelector('#tab-{('search', 'compare', 'take')[k // 20 % 3]}').click()")
+        way, tab = (("ibc", "search"), ("correct", "compare"), ("own", "take"))[k // 20 % 3]
+        page.run(f"document.querySelector('[name=way][value={way}]').click()")
+        page.run(f"document.querySelector('#tab-{tab}').click()")
         page.run("import('./take.js').then((take) => take.svgOf('landscape').length)")
     elif k % 10 == 9:
         step = "document.querySelector('#step')"
@@ -164,7 +180,8 @@ def resident(process: int) -> float:
 
 def measure(moves: int, interactions: int, seed: int = 0) -> dict[str, Any]:
     """What the record holds; what was not measured is left out."""
-    generator, found = Random(seed), {"cores": os.cpu_count(), "torch": torch.__version__}
+    generator = Random(seed)
+    found: dict[str, Any] = {"cores": os.cpu_count(), "torch": torch.__version__}
     with TemporaryDirectory() as folder:
         policies = prepared(Path(folder))
         with studio(Path(folder), policies) as (address, process), browser() as page:
@@ -173,7 +190,8 @@ def measure(moves: int, interactions: int, seed: int = 0) -> dict[str, Any]:
             page.until(f"{READY} > 0 && {SETTLED} > 0", 120)
             page.run(WATCH)
             if moves:
-                found["latency"] = latency(page, moves, generator)
+                found["latency"] = latency(page, process, moves, generator)
+                found["load"] = round(os.getloadavg()[0], 1)
             if interactions:
                 look_at(page, 0, {})
                 found["memory"] = memory(page, process, interactions, generator)
