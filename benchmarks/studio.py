@@ -4,7 +4,7 @@
 
 `cebm studio` serves four policies of the particle task, trained for a few steps: what a landscape costs depends on the
 network and the search, and not on how good the policy is. A slider of the page is moved, with pauses of up to 0.4
-seconds, and the page's own clock runs from the event to the coarse and to the fine picture (96 × 96) on the canvas. The
+seconds, and the page's own clock runs from the event to the coarse and to the fine picture on the canvas. The
 server's processor time for both pictures is read too, because it means something on a busy machine as well. Then
 interactions of all kinds follow each other, while the memory of the server and of the page is read.
 Writes docs/studio.json.
