@@ -1,4 +1,4 @@
-"""A small driver of Chromium by its DevTools protocol over a websocket, for the studio's tests."""
+"""A small driver of Chromium by its DevTools protocol over a websocket, for tests, gallery and benchmarks."""
 
 import base64
 import contextlib
@@ -15,6 +15,8 @@ from typing import Any
 import websockets.sync.client
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
+"""Where tests keep pictures of what they saw; the public workflow offers them for download."""
 
 
 def chromium() -> str | None:
@@ -94,6 +96,11 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    def keep(self, name: str) -> None:
+        """Keeps a screenshot in `SCREENSHOTS`."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.picture(SCREENSHOTS / f"{name}.png")
 
     def picture(self, path: Path) -> None:
         """Writes a screenshot."""

@@ -14,6 +14,7 @@ function penOf(node) {
   const known = {
     arc: (x, y, radius) => keep("arc", x, y, radius), drawImage: (image, ...numbers) => keep("image", ...numbers),
     fillText: (words, x, y) => { check("pen.fillText", words); keep("text", x, y); },
+    measureText: (words) => ({ width: 6 * words.length }),
     createImageData: (width, height) => ({ data: new Uint8ClampedArray(4 * width * height) }), putImageData: () => {},
     fillRect: (...numbers) => keep("rect", ...numbers), moveTo: (...numbers) => keep("move", ...numbers), lineTo: (...numbers) => keep("line", ...numbers),
   };

@@ -935,6 +935,7 @@ def test_page_runs_in_chromium(html: str, tmp_path: Path) -> None:
                 "new Set([...document.querySelectorAll('#panels figure')].map((each) => each.offsetLeft)).size"
             )
             assert across == (4 if width == 1200 else 2)
+            browser.keep(f"report-{width}-{'dark' if dark else 'light'}")
         labels = browser.run("[...document.querySelectorAll('.player output')].map((each) => each.textContent)")
         assert labels[:2] == ["after step 3 of 10", "control step 20 of 50"]
         browser.run("""(() => { const chart = document.querySelector("svg.chart"), box = chart.getBoundingClientRect();

@@ -275,3 +275,38 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(assembled: Path,
     (assembled / "planted.md").write_text("---\norphan: true\n---\n\n# Planted\n\n{py:obj}`cebm.Nothing`\n")
     built = subprocess.run([*command, assembled, out], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert built.returncode != 0 and "cebm.Nothing" in built.stderr
+
+
+# ---------------------------------------------------------------------------------------------- in a browser
+
+BUILT = ROOT / "build" / "docs" / "html"
+LOOKED_AT = ("index", "gallery", "why", "first-policy", "choose", "studio", "theory", "results", "reference/acting")
+"""Pages of every kind: with tiles, pictures, formulas, wide tables, signatures."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="`make docs` builds the site")
+def test_the_built_site_in_a_browser() -> None:
+    """Nothing overflows at 400 px and more, in light and dark; no console error, and no request but for its own files;
+    the search finds what is there."""
+    driver = pytest.importorskip("browser", reason="the browser is driven over a websocket: pip install 'cebm[serve]'")
+    if driver.chromium() is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with driver.browser() as browser:
+        for width, height, dark in ((1024, 700, False), (1440, 900, True), (400, 800, False), (400, 800, True)):
+            browser.look(width, height, dark=dark)
+            for page in LOOKED_AT:
+                browser.open((BUILT / f"{page}.html").as_uri(), "document.readyState === 'complete'")
+                browser.until("!window.MathJax || window.MathJax.startup?.promise.then(() => true)")
+                assert browser.run("document.documentElement.scrollWidth") <= width, page
+                assert browser.run("[...document.images].filter((each) => !each.naturalWidth).length") == 0, page
+                assert browser.run("[...document.images].filter((each) => !each.alt).length") == 0, page
+                red, green, blue = browser.run(
+                    "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3).map(Number)"
+                )
+                assert (max(red, green, blue) < 60) is dark, page
+                browser.keep(f"site-{page.replace('/', '-')}-{width}-{'dark' if dark else 'light'}")
+        browser.open(f"{(BUILT / 'search.html').as_uri()}?q=langevin", "document.readyState === 'complete'")
+        browser.until("document.querySelectorAll('#search-results li').length > 3")
+        assert browser.errors == []
+        assert {url.split(":")[0] for url in browser.requests} <= {"file", "data", "about"}

@@ -1,10 +1,7 @@
-"""The studio in a real browser: controls do what they say, and the page asks nobody else.
-
-`CEBM_SCREENSHOTS=FOLDER` keeps a picture of each panel.
-"""
+"""The studio in a real browser: controls do what they say, and the page asks nobody else. A picture of each panel is
+kept in build/screenshots."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -110,14 +107,6 @@ def page(server: StudioServer) -> Iterator[Browser]:
         assert hosts == {f"127.0.0.1:{server.port}"}
 
 
-def keep(page: Browser, name: str) -> None:
-    """Keeps a screenshot, where somebody wants them."""
-    folder = os.environ.get("CEBM_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.picture(Path(folder) / f"{name}.png")
-
-
 def put(page: Browser, selector: str, value: Any, event: str = "change") -> None:
     """Sets a control as a person does."""
     page.run(
@@ -220,7 +209,7 @@ def test_one_switch_shows_that_ibc_collapses(page: Browser, runs: list[Path]) ->
     for way in ("ibc", "correct"):
         settled(page, f"document.querySelector('[name=way][value={way}]').click()", "#words")
         energies[way] = float(page.run("document.querySelector('#numbers-along').rows[1].cells[1].textContent"))
-        keep(page, f"search-{way}")
+        page.keep(f"search-{way}")
     assert energies["ibc"] < energies["correct"]
     before = pixels(page)
     put(page, "#frame", 0, "input")
@@ -248,7 +237,7 @@ def test_one_switch_shows_that_ibc_collapses(page: Browser, runs: list[Path]) ->
 def test_curves_of_one_coordinate_and_the_other_palette(page: Browser) -> None:
     settled(page, "(() => { const up = document.querySelector('#axis-up'); up.value = ''; up.onchange(); })()")
     assert "density" in text(page, "#legend")
-    keep(page, "curve")
+    page.keep("curve")
     settled(page, "(() => { const up = document.querySelector('#axis-up'); up.value = 1; up.onchange(); })()")
     before = pixels(page)
     page.run("(() => { const all = document.querySelector('#palette'); all.value = 'cividis'; all.onchange(); })()")
@@ -279,7 +268,7 @@ def test_two_policies_are_compared(page: Browser, runs: list[Path]) -> None:
     np.testing.assert_allclose(numbers, [*both.first.action, *both.second.action, both.distance], rtol=1e-5, atol=1e-5)
     cell = float(text(page, "#densities tr:nth-child(2) td:nth-child(2)").split(" ")[0])
     assert cell == pytest.approx(log_densities(policies[:1], obs, policies[0].act(obs))[0][0], abs=1e-2)
-    keep(page, "compare")
+    page.keep("compare")
 
 
 def test_training_is_followed_without_being_disturbed(page: Browser, runs: list[Path]) -> None:
@@ -288,7 +277,8 @@ def test_training_is_followed_without_being_disturbed(page: Browser, runs: list[
     page.until("document.querySelector('#trained').textContent.includes('Step 60 of 60')")
     page.until("document.querySelector('#checkpoint').value === '60'")
     page.until("document.querySelector('#curves .curve') !== null")
-    keep(page, "training")
+    page.until("document.querySelector('#moment-title').textContent.includes('Step 60 chooses')")
+    page.keep("training")
     files = {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")}
     newest = runs[0] / "checkpoints" / "step-00000060"
     newest.rename(runs[0] / "hidden")
@@ -319,7 +309,7 @@ def test_every_panel_is_taken_away_as_png_and_svg(page: Browser) -> None:
             " return [map.width, new Set(data).size]; })"
         )
         assert size[0] > 300 and size[1] > 20, panel
-    keep(page, "take-away")
+    page.keep("take-away")
 
 
 def test_the_view_is_taken_away_as_a_page(page: Browser, tmp_path: Path) -> None:
@@ -336,7 +326,7 @@ def test_the_view_is_taken_away_as_a_page(page: Browser, tmp_path: Path) -> None
         other.open(end.as_uri())
         assert other.run("document.querySelector('#landscape').dataset.drawn") == "1"
         assert "of draws would lie" in other.run("document.body.textContent").replace("those ", "")
-        keep(other, "leaf")
+        other.keep("leaf")
         assert other.errors == [] and not [url for url in other.requests if url.startswith("http")]
 
 
@@ -380,7 +370,7 @@ def test_dragging_the_block_of_push_t_moves_the_landscape(page: Browser, subject
     assert after[2:4] == pytest.approx([100, 400], abs=6) and after[:2] == pytest.approx(moved[:2])
     np.testing.assert_allclose(shown_action(page), subjects[PUSHT].policy.act(np.array(after)), rtol=1e-5, atol=1e-3)
     assert pixels(page) != before
-    keep(page, "push-t")
+    page.keep("push-t")
 
 
 def test_the_slider_goes_through_the_noise_levels(page: Browser, subjects: list[Subject]) -> None:
@@ -391,7 +381,7 @@ def test_the_slider_goes_through_the_noise_levels(page: Browser, subjects: list[
     assert float(text(page, "#level-value")) == pytest.approx(level, rel=1e-2) and pixels(page) != before
     mine = landscape(policy, seen(page), level=level)
     assert float(text(page, "#energy")) == pytest.approx(mine.energy, rel=1e-5, abs=1e-5)
-    keep(page, "levels")
+    page.keep("levels")
 
 
 def test_a_plane_is_of_coordinates_directions_or_minimised(page: Browser, subjects: list[Subject]) -> None:
@@ -400,15 +390,15 @@ def test_a_plane_is_of_coordinates_directions_or_minimised(page: Browser, subjec
     shown = "import('./landscape.js').then(({ shown }) => Array.from(shown.picture.values))"
     choices = {
         "axes": (f"({PUT})('#axis-up', 3)", {"axes": (0, 3)}),
-        "minimised": ("document.querySelector('#minimised').click()", {"axes": (0, 3), "minimised": True}),
-        "principal": ("document.querySelector('#principal').click()", {"minimised": True}),
+        "minimised": ("document.querySelector('#minimised').click()", {"axes": (0, 3), "minimised": True, "points": 48}),
+        "principal": ("document.querySelector('#principal').click()", {"minimised": True, "points": 48}),
     }
     for name, (act, view) in choices.items():
         settled(page, act)
         directions = principal(subjects[CHUNK]) if name == "principal" else None
         mine = landscape(policy, obs, **view, directions=directions)
         np.testing.assert_allclose(page.run(shown), mine.energies.ravel(), rtol=1e-4, atol=1e-4)
-        keep(page, f"plane-{name}")
+        page.keep(f"plane-{name}")
     assert "principal direction 1" in page.run("document.querySelector('#landscape').getAttribute('aria-label')")
 
 
@@ -434,7 +424,7 @@ def test_nothing_overflows(page: Browser, size: tuple[int, int], dark: bool) -> 
         page.run(f"document.querySelector('#tab-{tab}').click()")
         page.until(f"!document.querySelector('#panel-{tab}').hidden")
         assert page.run("document.documentElement.scrollWidth") <= size[0], tab
-    keep(page, f"{size[0]}-{'dark' if dark else 'light'}")
+    page.keep(f"{size[0]}-{'dark' if dark else 'light'}")
     assert page.run("document.documentElement.scrollWidth") <= size[0]
     wide = page.run(
         "[...document.querySelectorAll('section')].filter((each) => each.scrollWidth > each.clientWidth + 1)"

@@ -173,7 +173,7 @@ def obstacle() -> tuple[Figure, Numbers]:
     task = cebm.ParticleTask(dim=2)
     from matplotlib.patches import Circle
 
-    numbers = {"reachable": f"{module.reachable(task, 200, 11):.1%}"}
+    numbers = {"reachable": f"{100 * module.reachable(task, 200, 11):.1f} %"}
     figure, each = panels(2, 3.2)
     drawn = dict(zip(("steady, no constraint", "steady, constrained"), each, strict=True))
     for name, actor in module.actors(task, 1500).items():

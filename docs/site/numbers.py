@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
-from docs.site import studies
+from docs.site import speed, studies, trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +50,18 @@ def _arm(name: str) -> dict[str, float]:
 
 def _annealed(arm: str, way: str) -> str:
     return _spread([_arm(arm)[way]])
+
+
+def _ibc() -> dict[str, str]:
+    """How much of the success of `ibc` the search and the weights decide, after training for long."""
+    runs = [_json(f"docs/stability/ibc-2d-300-{seed}.json")["checkpoints"] for seed in range(3)]
+    late = [found["raw"]["success"] for run in runs for step, found in run.items() if int(step) >= 5000]
+    ends = {way: mean(run["10000"][way]["success"] for run in runs) for way in ("averaged", "averaged-40-steps")}
+    return {
+        "ibc usual search": f"{100 * ends['averaged']:.0f} %",
+        "ibc longer search": f"{100 * ends['averaged-40-steps']:.0f} %",
+        "ibc raw weights": f"{100 * min(late):.0f} to {100 * max(late):.0f} %",
+    }
 
 
 STABILITY = ("2d-2000", "2d-300", "16d", "32d", "random-order", "random-order-history")
@@ -121,7 +133,13 @@ def tables() -> dict[str, str]:
         (minute, "denoising, one draw", drawn, page),
         (minute, "denoising, lowest of 32", lowest, page),
     ]
-    return {"steady": table(head, steady), "others": table(head, others), **studies.tables()}
+    return {
+        "steady": table(head, steady),
+        "others": table(head, others),
+        **studies.tables(),
+        **trust.tables(),
+        **speed.tables(),
+    }
 
 
 def values() -> dict[str, str]:
@@ -135,7 +153,7 @@ def values() -> dict[str, str]:
     rows = [json.loads(line) for line in (ROOT / "docs/performance.jsonl").read_text().splitlines()]
     single = ("act", "steady", 1, 1)
     act = next(r for r in rows if (r["bench"], r.get("trial"), r["threads"], r.get("batch")) == single)
-    trust = _json("docs/trust.json")
+    trusted = _json("docs/trust.json")
     eager = next(r for r in rows if (r["bench"], r.get("baseline"), r["threads"]) == ("compare", "eager", 1))
     nothing = [json.loads(line) for line in (ROOT / "docs/from_nothing.jsonl").read_text().splitlines()]
     choice = [-each for each in push_t["annealed, one draw"]["to as trained"]]
@@ -143,10 +161,11 @@ def values() -> dict[str, str]:
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
         "act ms": f"{act['ms_p50']:.1f} ms",
-        **{f"alarms of a {who}": _alarms(trust[f"false alarms, {who}"]) for who in ("policy", "guard")},
-        "asked episodes": _share(trust["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
-        "guard ms": f"{trust['guard']['milliseconds']['median']:.2f} ms",
+        **{f"alarms of a {who}": _alarms(trusted[f"false alarms, {who}"]) for who in ("policy", "guard")},
+        "asked episodes": _share(trusted["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
+        "guard ms": f"{trusted['guard']['milliseconds']['median']:.2f} ms",
         "eager ratio": f"{eager['ratio']:.2f}",
+        **_ibc(),
         "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
         "claims": str(sum(claims.values())),
         **{f"claims {name}": str(count) for name, count in claims.items()},
@@ -162,7 +181,7 @@ def values() -> dict[str, str]:
         "particle lowest": _share(_arm("denoise")["lowest of 32"]),
         "particle one draw": _share(_arm("denoise")["one draw"]),
         **{
-            f"gallery {name} {what}": number
+            f"gallery {name} {what}": re.sub(r"^-", "−", number)
             for name, each in _json("docs/gallery/records.json").items()
             for what, number in each["numbers"].items()
         },

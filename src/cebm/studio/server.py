@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,6 +98,8 @@ class StudioServer:
                 return HTTPStatus.OK, pool.submit(self.desk.answer, question, message).result()
             except (ValueError, OSError, RuntimeError, MemoryError, ImportError, TypeError) as error:
                 return HTTPStatus.BAD_REQUEST, {"error": " ".join(str(error).split())[:1000] or type(error).__name__}
+            except CancelledError:
+                return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "the studio has ended"}
             except Exception as error:  # a mistake of ours, or of the user's own pieces
                 traceback.print_exc(file=sys.stderr)
                 return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"[:1000]}

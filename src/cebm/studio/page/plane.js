@@ -148,9 +148,11 @@ function drawScale({ pen, width }, shown) {
   const [low, high] = shown.span || span(shown.values), size = width - 24;
   for (let i = 0; i < size; i++) { pen.fillStyle = `rgb(${colour(shown.palette, i / size).map(Math.round).join(",")})`; pen.fillRect(12 + i, 1, 1.5, 11); }
   pen.fillStyle = css("--soft"); pen.textAlign = "center"; pen.textBaseline = "top";
+  let taken = 12 + pen.measureText(number(low, 3)).width; // labels must not touch
   for (const value of ticks(low, high, 4)) {
-    const at = 12 + size * energyShare([low, high])(value);
-    if (at > 52) { pen.fillRect(at, 12, 1, 4); pen.fillText(number(value, 3), at, 17); }
+    const at = 12 + size * energyShare([low, high])(value), words = number(value, 3), half = pen.measureText(words).width / 2;
+    if (at - half < taken + 8) continue;
+    pen.fillRect(at, 12, 1, 4); pen.fillText(words, at, 17); taken = at + half;
   }
   pen.fillRect(12, 12, 1, 4); pen.textAlign = "left"; pen.fillText(number(low, 3), 8, 17);
 }

@@ -29,7 +29,7 @@ function show(at) {
   if (!found) return;
   shown.at = at;
   const rows = [["Candidates", found.candidates], ["Mean energy", found.mean[frame]], ["Lowest energy", found.lowest[frame]],
-    ["Mean size of the gradient", found.gradients[frame]], ["Moved since the last state", found.changed[frame]], ["Spread (standard deviation)", found.spread[frame]]];
+    ["Mean size of the gradient", found.gradients[frame]], ["Moved (acceptance)", found.changed[frame]], ["Spread (std. deviation)", found.spread[frame]]];
   element("numbers-along").tBodies[0].replaceChildren(...rows.map(([name, value]) => {
     const row = document.createElement("tr");
     row.append(Object.assign(document.createElement("td"), { textContent: name }), Object.assign(document.createElement("td"), { textContent: number(value, 6) }));

@@ -1,0 +1,23 @@
+"""The table of the studio's speed, from docs/studio.json, which `python -m benchmarks.studio` writes."""
+
+import json
+from pathlib import Path
+
+from benchmarks.document import table
+
+RECORD = Path(__file__).parents[2] / "docs/studio.json"
+
+
+def tables() -> dict[str, str]:
+    """The table of docs/studio.md."""
+    record = json.loads(RECORD.read_text())
+    head = ("what is shown", "coarse picture", "95th percentile", "fine picture", "95th percentile", "processor time")
+    rows = [
+        (
+            row["case"],
+            *(f"{row[name]:.0f} ms" for name in ("coarse_ms", "coarse_ms_p95", "fine_ms", "fine_ms_p95")),
+            f"{row['server_cpu_ms']:.0f} ms",
+        )
+        for row in record["latency"]
+    ]
+    return {"studio speed": table(head, rows)}

@@ -1,0 +1,84 @@
+"""The tables of docs/trust.md about Push-T, from docs/trust-pusht.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.document import table
+
+RECORD = Path(__file__).parents[2] / "docs/trust-pusht.json"
+POLICIES = {"ibc": "of `ibc` after 1,000 steps", "mse": "of `mse` after 1,000 steps", "steady": "of `steady`"}
+ALARMS = {
+    "expected end": ("expected end (`FailureAlarm`)", (0.1, 0.2, 0.3)),
+    "the clock alone": ("the clock alone: it takes longer than successes do", (0.1, 0.2, 0.3)),
+    "change of plan over 8 decisions": ("change of plan over 8 decisions", (0.2,)),
+    "unfamiliar or unlikely": ("unfamiliar or unlikely, calibrated on successes", (0.2,)),
+}
+"""What announces a failure, in words, and the shares of false alarms that are shown."""
+
+
+def tables() -> dict[str, str]:
+    """Each table by the name of its marks."""
+    found = json.loads(RECORD.read_text())
+    return {
+        "push-t alarms": table(
+            ("", "ten splits", "deviation of a split", "a thousand splits"),
+            [
+                (who, *(_percent(row[name]) for name in ("mean", "deviation", "mean of 1000 splits")))
+                for who in ("policy", "guard")
+                for row in [found[f"false alarms, {who}"]]
+            ],
+        ),
+        "push-t moved": table(
+            ("observations moved by, in deviations", "unfamiliar (AUROC)", "unlikely", "the larger of both"),
+            [
+                (name, *(f"{row[kind]:.3f}" for kind in ("observation", "action", "both")))
+                for name, row in found["auroc of shifted observations"].items()
+            ],
+        ),
+        "push-t chunks": table(
+            ("chunks", "AUROC of a step", "AUROC of an episode", "episodes stopped", "four together stop"),
+            [*_faults(found), *(_row(words, found, f"{name}, every eighth step") for name, words in POLICIES.items())],
+        ),
+        "push-t failures": table(
+            ("announced by", "alpha", "of failures", "of successes", "balanced accuracy", "median step", "by step 200"),
+            _failures(found["failures"]),
+        ),
+    }
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _faults(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [_row(name, found, name) for name in found["four chunks together"] if name != "demonstrators"]
+
+
+def _row(words: str, found: dict[str, Any], name: str) -> tuple[str, ...]:
+    """A row of the table of chunks; four together were not tried with chunks of policies."""
+    row, four = found["guard"][name], found["four chunks together"].get(name)
+    alone = [f"{row[f'auroc of {what}']:.3f}" for what in ("a step", "an episode")]
+    return (words, *alone, _percent(row["episodes stopped"], 0), "" if four is None else _percent(four, 0))
+
+
+def _failures(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    shown = [(words, f"{alpha}", f"{name}, alpha {alpha}") for name, (words, all_) in ALARMS.items() for alpha in all_]
+    shown.append(
+        (
+            "unfamiliar or unlikely, calibrated on demonstrations",
+            "0.05",
+            "unfamiliar or unlikely, thresholds from demonstrations",
+        )
+    )
+    return [
+        (
+            words,
+            alpha,
+            *(_percent(found[name][f"{what} announced"], 0) for what in ("failures", "successes")),
+            f"{found[name]['balanced accuracy']:.3f}",
+            f"{found[name]['median step']:.0f}",
+            f"{found[name]['balanced accuracy by step 200']:.3f}",
+        )
+        for words, alpha, name in shown
+    ]
