@@ -502,10 +502,13 @@ def _taken(found: Found) -> Float[Tensor, "batch 1 act"]:
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
-    """A copy that does not train."""
+    """A copy that does not train, its weights laid out for acting."""
     try:
         copied = copy.deepcopy(energy)
     except Exception as error:
         name = type(energy).__name__
         raise ValueError(f"energy: a {name} cannot be copied, which a policy needs: {error}") from error
+    for module in copied.modules():
+        if hasattr(module, "lay_out"):
+            module.lay_out()
     return copied.eval().requires_grad_(False)
