@@ -182,7 +182,8 @@ class MLPEnergy(FeedForwardEnergy):
 
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
         for layer in self._layers:
-            pre = layer.forward(self._drop(torch.relu(pre)))
+            hidden = torch.relu(pre)
+            pre = layer.forward(self._drop(hidden) if self.dropout else hidden)
         return pre.squeeze(-1)
 
     @property
