@@ -26,22 +26,18 @@ from cebm import (
     DerivativeFree,
     EnergyPolicy,
     ExportError,
-    InfoNCE,
     Langevin,
     MixtureDensity,
     ModuleEnergy,
     Part,
     Search,
-    ShortChains,
     Trial,
-    Uniform,
     load_exported,
     vary,
 )
-from cebm.annealing import Annealed
 from cebm.cli import main
-from cebm.denoising import DenoisingScore, Sum
-from cebm.energies import Judged, NoiseConditional, NoiseConditionalTilt, Residual
+from cebm.denoising import DenoisingScore
+from cebm.energies import NoiseConditional, NoiseConditionalTilt, Residual
 from cebm.evaluation import evaluate
 from cebm.export import contract_of, export, trace
 from cebm.exported import ExportedPolicy
@@ -89,11 +85,6 @@ KINDS: dict[str, Trial] = {
     "annealed, near the last action": vary(trial_of("annealed"), choice="softmax", closeness=1.0),
     "levels of a density": replace(
         trial_of("annealed"), energy=NoiseConditionalTilt(SMALL_LEVELS, MixtureDensity(32)), objective=DenoisingScore()
-    ),
-    "judged": replace(
-        trial_of("annealed"),
-        energy=Judged(SMALL_LEVELS, MLP(32)),
-        objective=Sum((DenoisingScore(), InfoNCE(ShortChains(Annealed(), Uniform()), 7)), (1.0, 1.0)),
     ),
     "residual": replace(trial_of("ibc", acting=Search(candidates=16)), energy=Residual(32)),
     "spectral norm": trial_of("ibc", acting=Search(candidates=16), energy=MLP(32, spectral_norm=True)),

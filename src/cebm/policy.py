@@ -148,14 +148,14 @@ class EnergyPolicy:
         conversion = self.units.conversion
         return conversion.obs.size, conversion.action.size
 
-    @property
+    @cached_property
     def specification(self) -> Specification:
         """What the energy was built for."""
         if self.spec is None:
             raise ValueError("the policy has no specification yet")
         return self.spec
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The named parts of a raw observation."""
         return self.units.conversion.obs.parts or self.specification.parts
@@ -212,9 +212,9 @@ class EnergyPolicy:
             action = self.actions(_taken(found), rows)[:, 0]
         if traced():  # no exception comes out of an exported policy: NaN says the same
             action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
-        if np.ndim(obs) == 1:
-            action = action[0]
-        return action.to(obs.device) if isinstance(obs, Tensor) else action.cpu().numpy()  # type: ignore[return-value]
+        if isinstance(obs, Tensor):
+            return (action[0] if obs.ndim == 1 else action).to(obs.device)  # type: ignore[return-value]
+        return (action[0] if np.ndim(obs) == 1 else action).cpu().numpy()  # type: ignore[return-value]
 
     def propose(
         self,
@@ -502,10 +502,13 @@ def _taken(found: Found) -> Float[Tensor, "batch 1 act"]:
 
 
 def _frozen(energy: EnergyModel) -> EnergyModel:
-    """A copy that does not train."""
+    """A copy that does not train, its weights laid out for acting."""
     try:
         copied = copy.deepcopy(energy)
     except Exception as error:
         name = type(energy).__name__
         raise ValueError(f"energy: a {name} cannot be copied, which a policy needs: {error}") from error
+    for module in copied.modules():
+        if hasattr(module, "lay_out"):
+            module.lay_out()
     return copied.eval().requires_grad_(False)

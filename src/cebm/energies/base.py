@@ -128,7 +128,11 @@ class EnergyModel(nn.Module, ABC):
         first = context if isinstance(context, Tensor) else next(leaves(context), None)
         if first is None or not first.ndim:
             raise ValueError("context must hold tensors whose first axis is the batch")
-        batch, shape = first.shape[0], actions.shape
+        self.check_actions(first.shape[0], actions)
+
+    def check_actions(self, batch: int, actions: Tensor) -> None:
+        """ValueError where the actions are not some for each of `batch` observations."""
+        shape = actions.shape
         if len(shape) != 3 or shape[2] != self.act_dim or shape[0] != batch:
             raise ValueError(f"actions must be [{batch}, samples, {self.act_dim}], got {tuple(shape)}")
         if shape[0] == 0 or shape[1] == 0:

@@ -9,12 +9,11 @@ from math import inf, log, pi
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs, described
-from cebm.energies.feedforward import Init, Linear
+from cebm.energies.feedforward import Init, Linear, linears
 from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
 
@@ -34,8 +33,8 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Linear(i, o, init, generator=generator) for i, o in pairwise(sizes))
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
-        for place, layer in enumerate(self.layers):  # no slice: that would make a module of its own, in every call
-            obs = layer.forward(F.relu(obs) if place else obs)  # a module's call takes as long as a small layer
+        for place, layer in enumerate(linears(self.layers)):
+            obs = layer.forward(torch.relu(obs) if place else obs)  # a module's call takes as long as a small layer
         return obs
 
 
@@ -213,7 +212,7 @@ class MixtureDensityEnergy(EnergyModel):
         if not isinstance(context, Mixture) or context.means.shape[1:] != (self.components, self.act_dim):
             size = f"{self.components} components in {self.act_dim} dimensions"
             raise ValueError(f"context must be a Mixture of {size}, got {described(context)}")
-        super().check(context, actions)
+        self.check_actions(context.means.shape[0], actions)
 
 
 def _slopes(

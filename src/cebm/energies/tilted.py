@@ -34,15 +34,17 @@ class TiltedEnergy(EnergyModel):
         if not base.proposes:
             raise ValueError(f"the base must be a density that can be drawn from, not {type(base).__name__}")
         self.tilt, self.base = tilt, base
+        self._terms = (tilt, base)  # at hand: a module searches for its parts at every call
         self.obs_dim, self.act_dim = tilt.obs_dim, tilt.act_dim
         self.closed_form = tilt.closed_form and base.closed_form
 
     def encode(self, obs: Obs) -> Context:
-        return self.tilt.encode(obs), self.base.encode(obs)
+        first, second = self._terms
+        return first.encode(obs), second.encode(obs)
 
     def energies(self, context: Context, actions: Actions) -> Energies:
-        tilt, base = self._pair(context)  # each part checks its own
-        return self.tilt.energies(tilt, actions) + self.base.energies(base, actions)
+        (tilt, base), (first, second) = self._pair(context), self._terms  # each part checks its own
+        return first.energies(tilt, actions) + second.energies(base, actions)
 
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
         tilt, base = self._pair(context)
@@ -51,17 +53,17 @@ class TiltedEnergy(EnergyModel):
         return energies + tilts, gradients + slopes
 
     def gradients(self, context: Context, actions: Actions) -> Actions:
-        tilt, base = self._pair(context)
-        return self.base.gradients(base, actions) + self.tilt.gradients(tilt, actions)
+        (tilt, base), (first, second) = self._pair(context), self._terms
+        return second.gradients(base, actions) + first.gradients(tilt, actions)
 
     def propose(self, context: Context, n: int, generator: torch.Generator, shared: bool = False) -> Actions:
         """Draws of the base q."""
-        return self.base.propose(context[1], n, generator, shared)
+        return self._terms[1].propose(context[1], n, generator, shared)
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q = f, plus the base's own excess, which is 0 where the base draws from itself."""
-        tilt, base = self._pair(context)
-        return self.tilt.energies(tilt, actions) + self.base.excess(base, actions)
+        (tilt, base), (first, second) = self._pair(context), self._terms
+        return first.energies(tilt, actions) + second.excess(base, actions)
 
     def check(self, context: Context, actions: Tensor) -> None:
         tilt, base = self._pair(context)
