@@ -268,7 +268,7 @@ def resume(
             trainer.align()
         with group.together():
             if group.first:
-                _tidy(where)
+                _tidy(where, job.keep_checkpoints, trainer.step_count)
             if changed and group.first:
                 with _writing(where):
                     write_document(where / "run.json", _run_record(job, material, group, trainer.notes))
@@ -445,17 +445,29 @@ def _evaluate(
 def _save_checkpoint(
     trainer: Trainer, state: dict[str, torch.Tensor], where: Path, best: dict[str, Any], keep: int
 ) -> None:
-    directory = where / "checkpoints" / f"step-{trainer.step_count:08d}"
+    directory = where / "checkpoints" / _checkpoint_name(trainer.step_count)
     header = {"step": trainer.step_count, "best": best, "processes": trainer.group.size}
     save_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, header, state)
+    _remove_old(where, keep, trainer.step_count)
+
+
+def _remove_old(where: Path, keep: int, step: int) -> None:
+    """Removes the checkpoints from before `step`, a good one, but for the newest `keep` of all; 0 keeps all."""
     for old in checkpoints(where)[keep:] if keep else []:
-        remove_bundle(old)
+        if old.name < _checkpoint_name(step):
+            remove_bundle(old)
 
 
-def _tidy(where: Path) -> None:
-    """Removes what a killed process left of a run's bundles and no reader looks at."""
+def _checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _tidy(where: Path, keep: int, step: int) -> None:
+    """Removes what a killed process left of a run's bundles and no reader looks at, and old checkpoints that it had no
+    time to remove."""
     for directory in (where / "checkpoints").glob("step-*"):
         tidy_bundle(directory, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
+    _remove_old(where, keep, step)
     for name in ("best", "policy"):
         tidy_bundle(where / name, FORMAT, VERSION)
 

@@ -77,6 +77,9 @@ class Served:
     """Where it acts."""
     name: str
     """Where it comes from, for logs and clients."""
+    alone: bool = False
+    """Whether each request is a call by itself: of a policy under constraints, whose `act` names a `plan`. It searches
+    longer where one row of its batch needs it, so that the others' answers would depend on that row."""
     direct: bool = False
     """Whether a piece of it draws with torch's own functions, which a batch found out."""
 
@@ -109,7 +112,7 @@ class Served:
 
             return milliseconds(act)
 
-        return cls(policy, spec, takes, Effort(candidates, steps, timed), device, name)
+        return cls(policy, spec, takes, Effort(candidates, steps, timed), device, name, alone="plan" in known)
 
     def answers(self, batch: Sequence[Work]) -> list[Answer]:
         """The batch's answers, in order. All works ask for the same call and effort."""
@@ -345,17 +348,16 @@ def _refusal(error: Exception) -> Refused:
 
 def _first_group(batch: Sequence[Work], served: Served) -> list[Work]:
     """The works that share the next call: those in a hurry, whose time does not allow the whole batch at full effort,
-    go first, with those like them. A policy under constraints searches longer where one row of its batch needs it, so
-    that the others' answers would depend on that row: its works are calls by themselves."""
+    go first, with those like them."""
     whole = served.effort.expected(sum(len(work.inputs) for work in batch))
     found: dict[tuple, list[Work]] = {}
-    alone = "plan" in served.takes
     for work in batch:
         request = work.request
         work.candidates = request.candidates
         hurried = work.left_ms * 0.8 < whole or request.budget_ms is not None
         key = (not hurried, request.call, request.candidates, request.steps, request.budget_ms)
-        found.setdefault((*key, *sorted(work.known), id(work) if work.seed is None or alone else 0), []).append(work)
+        alone = served.alone or work.seed is None
+        found.setdefault((*key, *sorted(work.known), id(work) if alone else 0), []).append(work)
     return min(found.values(), key=lambda group: min(work.left_ms for work in group))
 
 
