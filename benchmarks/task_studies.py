@@ -29,16 +29,19 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import pi
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cebm.acting import Search
-from cebm.denoising import DenoisingScore
+from cebm.annealing import Annealed
+from cebm.denoising import DenoisingScore, LevelContrast, Sum
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.intervals import Interval
 from cebm.loading import load
+from cebm.negatives import ShortChains, Uniform
 from cebm.policy import EnergyPolicy
 from cebm.recipes import find_trial, vary
 from cebm.runs import Job, load_job, load_metrics
@@ -48,7 +51,8 @@ from cebm.sweep.results import records
 from cebm.sweep.studies import Planned, Record
 from cebm.tasks import Forks, MetaWorld, PushT, Task
 from cebm.tasks.metaworld import Style
-from cebm.units import Gaussian, PlanarPose, Relative
+from cebm.tasks.pusht import KEYPOINTS
+from cebm.units import Gaussian, PlanarMirror, PlanarPose, Relative
 
 EPISODES = 200
 HISTORY, HORIZON, EXECUTE = 2, 16, 8
@@ -93,13 +97,12 @@ NEAR = Way(
 _ANNEALED = {
     "as trained": Way(),
     "one draw": way_of(choice="first", candidates=1),
-    "one draw of ten steps": way_of(**{"choice": "first", "candidates": 1, "sampler.steps": 10}),
-    "softmax": way_of(choice="softmax"),
+    "lowest": way_of(choice="minimum"),
 }
 WAYS: dict[str, dict[str, Way]] = {
     "annealed": _ANNEALED,
-    "annealed, padding dropped": _ANNEALED,
-    "denoising alone": _ANNEALED,
+    "annealed, mirrored": _ANNEALED,
+    "annealed, with contrast": _ANNEALED,
     "steady": {
         "as trained": Way(),
         "without f": Way(without_tilt),
@@ -175,25 +178,28 @@ class Several:
         return sorted(found, key=lambda each: each.job.seed)
 
 
-# Actions from the agent's position, in units of 64 px; the state moves by 5 px (agent), 3 px and 0.03 rad (block).
+# Actions from the agent's position, in units of 64 px; the state moves by 5 px (agent), 1 px and 0.01 rad (block). A
+# chunk may reach beyond its episode's end by the actions that are not executed.
 RELATIVE = {
     "inputs.relative": Relative((0, 1), (18, 19), 64.0),
-    "inputs.jitter": (Gaussian((18, 19), 5.0), PlanarPose("0:18", 3.0, 0.03)),
+    "inputs.jitter": (Gaussian((18, 19), 5.0), PlanarPose("0:18", 1.0, 0.01)),
+    "inputs.padding": EXECUTE - 1,
 }
+ANNEALED = {**RELATIVE, "energy.deviation": 1.0, "energy.precision": "measured"}
+"""The precision does not change what is measured of an episode; "measured" trains in bf16 where that is faster."""
+MIRROR = PlanarMirror("18:20", (0, 1), (256.0, 256.0), 3 * pi / 4, "0:18", tuple(map(tuple, KEYPOINTS.tolist())))
+"""The goal of Push-T is its own image in this line."""
+CONTRAST = Sum((DenoisingScore(), LevelContrast(ShortChains(Annealed(), Uniform()))), (1.0, 0.1), (1, 4))
+"""InfoNCE at a level against the model's own draws, beside denoising."""
 push_t = Results(
     PushT(),
     "runs/push-t.npz",
     {
-        "annealed": Recipe("annealed", 20_000, {**RELATIVE, "energy.deviation": 1.0}),
-        # Without the windows that go beyond an episode's end, whose repeated last action teaches to stand still.
-        "annealed, padding dropped": Recipe(
-            "annealed", 20_000, {**RELATIVE, "energy.deviation": 1.0, "inputs.padding": "drop"}
-        ),
+        "annealed": Recipe("annealed", 20_000, ANNEALED),
+        "annealed, mirrored": Recipe("annealed", 20_000, {**ANNEALED, "inputs.symmetries": MIRROR}),
         "steady": Recipe("steady", 10_000),
         "steady, relative": Recipe("steady", 10_000, RELATIVE),
-        "denoising alone": Recipe(
-            "annealed", 20_000, {**RELATIVE, "energy.deviation": 1.0, "objective": DenoisingScore()}
-        ),
+        "annealed, with contrast": Recipe("annealed", 20_000, {**ANNEALED, "objective": CONTRAST}),
         "mdn": Recipe("mdn", 3_000),
         "mse": Recipe("mse", 3_000),
         "two-step": Recipe("two-step", 3_000),

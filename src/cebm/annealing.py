@@ -110,7 +110,7 @@ class AnnealedSearch:
     """'near': the lowest energy near the candidate that leads, which so decides the mode. 'minimum': the lowest of all,
     which may take a wrong mode again and again, as denoising teaches slopes and hardly the weights of modes that lie
     apart. 'softmax': candidate i with probability ∝ exp(−Eᵢ/temperature). 'first': the one that leads."""
-    reach: float = 0.25
+    reach: float = 0.7
     """What is near: up to this distance per coordinate (root mean square), in units of d."""
     temperature: float = 1.0
     """Of the softmax."""

@@ -30,8 +30,8 @@ class DenoisingScore:
 
     draws: int = 4
     """Levels per observation, which is encoded once. They are stratified: one from each n-th of their distribution."""
-    mean: float = -1.2
-    """Mean of log(s/d)."""
+    mean: float = -0.5
+    """Mean of log(s/d). Karras et al. have log s ~ N(−1.2, 1.2²) for d = 0.5, which is the same."""
     spread: float = 1.2
     """Standard deviation of log(s/d)."""
 

@@ -9,9 +9,9 @@ from math import inf
 from typing import Any, Literal
 
 from cebm.acting import Acting, Direct, Search
-from cebm.annealing import Annealed, AnnealedSearch
+from cebm.annealing import AnnealedSearch
 from cebm.composition import vary, walk
-from cebm.denoising import DenoisingScore, LevelContrast, Sum
+from cebm.denoising import DenoisingScore
 from cebm.energies import MLP, MixtureDensity, Nearest, NoiseConditional, Regression, Tilted, TwoStep
 from cebm.energies.base import EnergySettings
 from cebm.negatives import (
@@ -174,11 +174,7 @@ TRIALS: dict[str, Trial] = {
     # Ours, an energy at every noise level that chooses among its own draws: docs/annealed.md.
     "annealed": Trial(
         energy=NoiseConditional(),
-        objective=Sum(
-            (DenoisingScore(), LevelContrast(ShortChains(Annealed(), Uniform()))),
-            (1.0, 0.1),
-            (1, 4),
-        ),
+        objective=DenoisingScore(),
         optimiser=Adam(1e-3, Trapezoid(), batch_size=64, average=0.999, weight_decay=1e-4),
         acting=AnnealedSearch(),
         inputs=Inputs("standardise"),
