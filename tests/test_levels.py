@@ -564,10 +564,11 @@ def test_the_choice_near_a_draw_keeps_the_weights_of_modes(generator: torch.Gene
     def left(found: Found) -> float:
         return float((found.actions[rows, found.chosen, 0] < 0).double().mean())
 
-    found = found_by(AnnealedSearch(fall, 8), Misranked(), generator, n)
+    acting = AnnealedSearch(fall, 8)
+    found = found_by(acting, Misranked(), generator, n)
     assert abs(left(found) - WEIGHTS[0]) < 4.5 * math.sqrt(WEIGHTS[0] * WEIGHTS[1] / n) + 0.02  # the bias of 30 levels
     taken, first = found.actions[rows, found.chosen], found.actions[:, 0]
-    assert float((taken - first).square().mean(-1).sqrt().max()) <= 0.25 * 0.5
+    assert float((taken - first).square().mean(-1).sqrt().max()) <= acting.reach * 0.5
     lower = found.energies[:, 0] - found.energies[rows, found.chosen]
     assert bool((lower >= 0).all()) and float(lower.mean()) > 0.05
     assert left(found_by(AnnealedSearch(fall, 8, "minimum"), Misranked(), generator, n)) < 0.1
