@@ -7,7 +7,6 @@ import pty
 import secrets
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +16,7 @@ import cebm
 from cebm import certificate
 from cebm.certificate import judging
 from cebm.cli import COMMANDS, SamplerName, main
+from waiting import PATIENCE
 
 SCRIPT = [str(Path(sys.executable).parent / "cebm")]
 BENCH = pytest.mark.skipif(
@@ -26,16 +26,18 @@ MODULE = [sys.executable, "-m", "cebm"]
 
 
 def call(*arguments: str, entry: list[str] = SCRIPT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*entry, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*entry, *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("entry", [SCRIPT, MODULE], ids=["script", "module"])
 def test_help_is_quick(entry: list[str]) -> None:
+    """By the processor's time, of which other processes take none; the best of three."""
     times = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        begin = time.perf_counter()
+    for _ in range(3):
+        begin = os.times()
         done = call("--help", entry=entry)
-        times.append(time.perf_counter() - begin)
+        end = os.times()
+        times.append(end.children_user + end.children_system - begin.children_user - begin.children_system)
         assert done.returncode == 0, done.stderr
         assert "certify" in done.stdout and "bench" in done.stdout
     assert min(times) < 2
@@ -74,7 +76,7 @@ def on_a_terminal(*arguments: str, **env: str) -> str:
         while part := os.read(ours, 4096):
             printed += part
     os.close(ours)
-    process.wait(timeout=120)
+    process.wait(timeout=PATIENCE)
     return printed.decode()
 
 
@@ -194,7 +196,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         "sys.modules['cebm.commands'] = types.SimpleNamespace(certify_samplers=much); cli.main(['certify'])"
     )
     shell = f'"{sys.executable}" -c "{code}" | head -c 1'
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.stdout, done.stderr) == ("x", "")
 
 

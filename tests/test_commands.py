@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +27,7 @@ from cebm.recipes import TRIALS
 from cebm.runs import load_job, load_metrics
 from cebm.storage import locked, read_document
 from cebm.tasks import Gym, ParticleTask
+from waiting import PATIENCE, eventually
 
 MODULE = [sys.executable, "-m", "cebm"]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
@@ -295,11 +295,9 @@ def test_resume_extends_a_run_of_a_users_pieces_only_with_their_file(
 def test_ctrl_c_saves_and_says_so(folder: Path) -> None:
     arguments = ["train", *IBC, "--dim", "1", "--episodes", "6", "--out", "stopped", *SHORT, "--steps", "100000"]
     process = subprocess.Popen([*MODULE, *arguments], env=ENV, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None and not load_metrics("stopped"):
-        time.sleep(0.02)
+    eventually(lambda: process.poll() is not None or load_metrics("stopped"))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "resume continues from there" in errors
     step = int(errors.split("stopped at step ")[1].split()[0])
     assert (folder / f"stopped/checkpoints/step-{step:08d}/header.json").exists()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cebm.demonstrations import VERSION, DemonstrationError, Demonstrations
+from waiting import PATIENCE
 
 PUSHT = Path(__file__).parents[2] / "shared" / "data" / "pusht" / "pusht.npz"
 FORMS = ["set.npz", "set"]
@@ -80,7 +81,7 @@ def test_from_episodes_is_the_inverse_of_episode() -> None:
 
 def test_reading_data_needs_neither_torch_nor_gymnasium() -> None:
     code = "import sys, cebm.demonstrations; assert not {'gymnasium', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 def test_summary_says_what_is_there() -> None:

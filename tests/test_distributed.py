@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from cebm.settings import StorageError
 from cebm.trainer import Trainer
 from test_runs import comparable, contents
 from test_trainer import particle, small
+from waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[1]
 STEPS = 100
@@ -60,21 +60,16 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 def finish(process: subprocess.Popen[bytes]) -> int:
     """The exit code; a group that hangs is killed."""
     try:
-        return process.wait(100)
+        return process.wait(3 * PATIENCE)
     except subprocess.TimeoutExpired:
         kill_all(process)
         raise
 
 
-def wait_for_row(process: subprocess.Popen[bytes], where: Path, step: int) -> None:
-    """Until the metrics have reached this step."""
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        rows = load_metrics(where)
-        if rows and rows[-1]["step"] >= step:
-            break
-        time.sleep(0.001)
-    assert process.poll() is None, "the run ended before it could be stopped"
+def reached(where: Path, step: int) -> bool:
+    """Whether the metrics have reached this step."""
+    rows = load_metrics(where)
+    return bool(rows) and rows[-1]["step"] >= step
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +82,8 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with open(log, "wb") as file:
         to_file = {"stdout": file, "stderr": file}
         process = torchrun("-m", "cebm", "train", *TINY, "--data", str(data), "--out", str(where), **to_file)
-        wait_for_row(process, where, 30)
+        eventually(lambda: process.poll() is not None or reached(where, 30), 3 * PATIENCE, pause=0.001)
+        assert process.poll() is None, "the run ended before it could be stopped"
         kill_all(process)
         process = torchrun("-m", "cebm", "train", "--resume", str(where), "--threads", "1", **to_file)
         assert finish(process) == 0, log.read_text()

@@ -12,6 +12,7 @@ import cebm
 from cebm.demonstrations import Demonstrations
 from cebm.demonstrations.large import Growing, Rows, chosen, extremes, fitted_rows, save_npy
 from cebm.spaces import Part
+from waiting import PATIENCE
 
 LENGTHS = (4, 1, 3, 5)
 
@@ -151,7 +152,7 @@ print(trainer._resident is not None, peak["RssAnon"] - before, peak["VmRSS"])
 
 def measured(path: Path) -> tuple[bool, int, int]:
     """Whether the set was kept in memory, how many MB of memory of its own the process took for it, and its peak."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     resident, grown, peak = done.stdout.split()
     return resident == "True", int(grown), int(peak)

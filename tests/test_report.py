@@ -44,6 +44,7 @@ from cebm.studio import search
 from cebm.studio.leaf import bundled
 from cebm.tasks import Forks, GymnasiumTask, ParticleTask
 from cebm.units import Relative
+from waiting import PATIENCE
 
 SHORT = ParticleTask(steps=8)
 """Too short to succeed in, but quick."""
@@ -219,7 +220,7 @@ def drawn(html: str, where: Path, *arguments: str) -> dict[str, Any]:
     where.mkdir(exist_ok=True)
     (where / "page.html").write_text(html)
     command = [node, str(Path(__file__).parent / "report_dom.js"), str(where / "page.html"), *arguments]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout)
 
 
 class Links(HTMLParser):

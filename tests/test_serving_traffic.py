@@ -22,6 +22,7 @@ pytest.importorskip("msgpack", reason="the extra `serve` is not installed")
 from benchmarks import serving, soak
 from cebm.serving.protocol import Refused, unpack
 from cebm.serving.requests import Limits, Reader
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 ASK = """
@@ -57,7 +58,7 @@ def openpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
         needs,
     ):  # it names dm-tree and does not need it
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
             pytest.skip(f"openpi-client cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     return python
@@ -71,10 +72,10 @@ def test_openpis_client_talks_to_our_server(openpi: Path) -> None:
     token = "a-token-of-some-length"
     with cebm.serve(cebm.EnergyPolicy(energy, boxes[0], boxes[1], spec=spec), token=token) as server:
         words = [str(openpi), "-c", ASK, str(server.port), token]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
-        wrong = subprocess.run([*words[:-1], "x" * 20], capture_output=True, text=True, timeout=100)
+        wrong = subprocess.run([*words[:-1], "x" * 20], capture_output=True, text=True, timeout=PATIENCE)
     assert found["metadata"] == "cebm" and found["keys"] == ["actions", "server_timing"]
     assert found["shape"] == [4, 2] == found["after"] and found["dtype"] == "float32"
     assert found["numpy"].startswith("1.") and found["timing"] == ["batch", "infer_ms", "total_ms"]
@@ -159,7 +160,7 @@ def test_the_bench_measures() -> None:
         "1",
     ]
     words += ["--rounds", "1", "--policies", "steady"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
     assert row["clients"] == 4 and row["served"] > 0 and row["p99_ms"] >= row["p50_ms"] and row["shares"] >= 1

@@ -31,6 +31,7 @@ from cebm.settings import (
     to_json,
 )
 from cebm.tasks import ParticleTask
+from waiting import PATIENCE
 
 # -------------------------------------------------------------------------------------------- classes of a stranger
 
@@ -521,7 +522,7 @@ def test_a_script_and_its_import_write_the_same_tag(as_module: bool, pieces: Pat
     expected = {"type": "my_pieces:Underdamped", "steps": 3}
     how = ["-m", "my_pieces"] if as_module else ["my_pieces.py"]
     command = [sys.executable, *how, json.dumps(expected)]
-    done = subprocess.run(command, cwd=pieces.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=pieces.parent, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
     with pytest.raises(StorageError, match="import my_pieces first"):

@@ -34,6 +34,7 @@ from cebm.storage import (
     write_atomically,
     write_document,
 )
+from waiting import PATIENCE, eventually
 
 fork = multiprocessing.get_context("fork")
 GOLDEN = Path(__file__).parent / "golden"
@@ -472,7 +473,7 @@ def processes(target: Callable[..., None], count: int, *args: Any) -> Iterator[N
     finally:
         stop.set()
         for worker in workers:
-            worker.join(20)
+            worker.join(PATIENCE)
     assert [worker.exitcode for worker in workers] == [0] * count
 
 
@@ -655,10 +656,10 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def _hold(directory: Path, holding: Any, fork_too: bool) -> None:
     with locked(directory):
         if fork_too and os.fork() == 0:
-            time.sleep(60)
+            time.sleep(10 * PATIENCE)
             os._exit(0)
         holding.set()
-        time.sleep(60)
+        time.sleep(10 * PATIENCE)
 
 
 @contextmanager
@@ -673,7 +674,7 @@ def holder(directory: Path, fork_too: bool = False) -> Iterator[Any]:
     process = fork.Process(target=work, daemon=True)
     process.start()
     try:
-        assert holding.wait(20)
+        assert holding.wait(PATIENCE)
         yield process
     finally:
         with suppress(ProcessLookupError):
@@ -765,4 +766,5 @@ def test_nobody_meets_another_inside(tmp_path: Path) -> None:
     """The file is removed at the end of each block: a newcomer must not lock the removed one."""
     with processes(_contend, 3, tmp_path):
         time.sleep(0.8)
+        eventually(lambda: len(list(tmp_path.glob("entered-*"))) == 3)
     assert {entry.name for entry in tmp_path.iterdir()} == {"entered-0", "entered-1", "entered-2"}

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +49,7 @@ from cebm.studio.landscape import at_level, energies_of
 from cebm.studio.search import certificate_words, standing
 from cebm.studio.server import MOST_BYTES, MOST_WAITING, StudioServer
 from cebm.tasks import Forks, ParticleTask, PushT
+from waiting import PATIENCE, eventually
 
 
 class Bowls(EnergyModel):
@@ -389,7 +389,7 @@ def server(run: Path) -> Iterator[StudioServer]:
 
 def ask(server: StudioServer, question: str, message: Any = None, **changes: Any) -> tuple[int, Any]:
     """Status and answer; `changes` replace parts of the request."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     body = changes.get("body", json.dumps({} if message is None else message))
     headers = {"Content-Type": "application/json", **changes.get("headers", {})}
     path = changes.get("path", f"/{server.token}/api/{question}")
@@ -445,7 +445,7 @@ def test_the_lines_that_are_taken_away_give_the_same_picture(server: StudioServe
 
 
 def test_the_page_and_its_files_are_served_with_strict_headers(server: StudioServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     for name, kind in (("", "text/html"), ("main.js", "text/javascript"), ("studio.css", "text/css")):
         connection.request("GET", f"/{server.token}/{name}")
         answer = connection.getresponse()
@@ -469,7 +469,7 @@ def test_no_path_leads_out_of_the_page(server: StudioServer, path: str) -> None:
 
 
 def _exchange(server: StudioServer, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request)
         return connection.recv(65536)
 
@@ -543,19 +543,17 @@ def test_large_and_unsized_messages_are_refused_before_they_are_read(server: Stu
 
 def test_too_many_questions_at_a_time_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, go = Desk([Subject("bowls", bowls())]), threading.Event()
-    monkeypatch.setitem(desk.questions, "hello", lambda message: {"waited": go.wait(60)})
+    monkeypatch.setitem(desk.questions, "hello", lambda message: {"waited": go.wait(PATIENCE)})
     with StudioServer(desk) as server:
         found: list[int] = []
         askers = [threading.Thread(target=lambda: found.append(ask(server, "hello")[0])) for _ in range(MOST_WAITING)]
         for asker in askers:
             asker.start()
-        end = time.monotonic() + 60
-        while server._waiting._value and time.monotonic() < end:  # until all of them wait
-            time.sleep(0.01)
+        eventually(lambda: not server._waiting._value)  # all of them wait
         assert ask(server, "hello")[0] == 503
         go.set()
         for asker in askers:
-            asker.join(60)
+            asker.join(PATIENCE)
     assert found == [200] * MOST_WAITING
 
 

@@ -28,6 +28,7 @@ from cebm.sweep import Planned, Tuning, estimate, grid, records, runs_of, sweep,
 from cebm.sweep.display import Display, share_of_steps
 from cebm.sweep.results import effects, groups, main_metric, table
 from cebm.tasks import ParticleTask
+from waiting import eventually
 
 TINY = {"energy.width": 8, "optimiser.batch_size": 16, "acting.candidates": 4, "acting.sampler.steps": 2}
 SHORT = {
@@ -134,7 +135,7 @@ def die_twice(folder, name):
 
 def linger(folder, name):
     note(folder, name)
-    time.sleep(300)
+    time.sleep(3000)
 """
 
 
@@ -163,9 +164,7 @@ def test_tasks_that_are_lost_run_again_and_those_that_fail_say_why(tasks: Path) 
 def test_closing_an_engine_ends_its_tasks(tasks: Path) -> None:
     engine = Local(1)
     process, _ = engine.submit(("sweep_tasks:linger", str(tasks), "here"))
-    deadline = time.monotonic() + 60
-    while not (tasks / "here").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: (tasks / "here").exists())
     assert engine.outcome((process, None)) is None
     engine.close()
     assert process.poll() == -signal.SIGTERM
@@ -174,18 +173,14 @@ def test_closing_an_engine_ends_its_tasks(tasks: Path) -> None:
 def test_a_worker_ends_with_its_driver(tasks: Path) -> None:
     code = (
         "import time; from cebm.engines import Local\n"
-        f"Local(1).submit(('sweep_tasks:linger', {str(tasks)!r}, 'here')); time.sleep(300)"
+        f"Local(1).submit(('sweep_tasks:linger', {str(tasks)!r}, 'here')); time.sleep(3000)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
-    deadline = time.monotonic() + 60
-    while not ((tasks / "here").exists() and (tasks / "here").read_text()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: (tasks / "here").exists() and (tasks / "here").read_text())
     worker = int((tasks / "here").read_text())
     driver.kill()
     driver.wait()
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{worker}").exists()
+    eventually(lambda: not Path(f"/proc/{worker}").exists())
 
 
 # ---------------------------------------------------------------------------------------------- runs

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-PATIENCE = 120.0
-"""Seconds after which nobody waits any longer. What usually takes a tenth of a second has taken ten on a machine with
-twenty processes on two cores."""
+PATIENCE = 300.0
+"""Seconds after which nobody waits any longer. What takes five seconds alone has taken a hundred on a machine with
+thirty processes on two cores."""
 
 
 def eventually(condition: Callable[[], object], seconds: float = PATIENCE, pause: float = 0.01) -> None:

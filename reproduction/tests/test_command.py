@@ -22,7 +22,7 @@ def called(*arguments: str, cwd: Path, path: Path) -> subprocess.CompletedProces
     """A Python process that finds cebm in `path`."""
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(("name", "package"), [("reproduce", "reproduction"), ("bench", "benchmarks")])
