@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -391,9 +390,11 @@ def test_the_example_in_c_plus_plus_acts_the_same(tmp_path: Path, generator: tor
 @pytest.mark.timeout(600)
 def test_the_page_acts_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx()
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("there is no browser: chromium or google-chrome")
+    pytest.importorskip("websockets", reason="the browser is driven over a websocket: pip install 'cebm[serve]'")
+    import browser as driver
+
+    if driver.chromium() is None:
+        pytest.skip(f"there is no browser: {', '.join(driver.PROGRAMS)}")
     if shutil.which("npm") is None:
         pytest.skip("there is no npm to fetch onnxruntime-web with")
     monkeypatch.syspath_prepend(str(ROOT / "examples/deploy"))
@@ -409,17 +410,10 @@ def test_the_page_acts_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exported, obs = load_exported(path), observations(policy, 1)
     numbers = {name: values[0].tolist() for name, values in exported.numbers(1).items()}
     asked = urllib.parse.quote(json.dumps({"obs": obs[0].tolist(), **numbers}))
-    shown = subprocess.run(
-        [
-            *(browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
-            *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=120000", "--dump-dom"),
-            f"file://{tmp_path / 'page.html'}#{asked}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "HOME": str(tmp_path)},
-    ).stdout
-    found = re.search(r'<output id="action">\[(.*?)\]</output>', shown)
-    assert found is not None, shown[-500:]
-    np.testing.assert_allclose(np.array(found[1].split(","), float), policy.act(obs)[0], atol=TOLERANCE)
+    with driver.browser() as shown:
+        address = f"file://{tmp_path / 'page.html'}#{asked}"
+        shown.open(address, "document.getElementById('action')?.textContent[0] === '['")
+        found = json.loads(shown.run("document.getElementById('action').textContent"))
+        loaded = [url for url in shown.requests if not url.startswith(("file://", "blob:", "data:", "about:"))]
+        assert (loaded, shown.errors) == ([], [])
+    np.testing.assert_allclose(found, policy.act(obs)[0], atol=TOLERANCE)

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
-from docs.site import studies
+from docs.site import robots, studies
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,6 +142,7 @@ def values() -> dict[str, str]:
     claims = ledger()
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
+        **robots.values(),
         "act ms": f"{act['ms_p50']:.1f} ms",
         **{f"alarms of a {who}": _alarms(trust[f"false alarms, {who}"]) for who in ("policy", "guard")},
         "asked episodes": _share(trust["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),

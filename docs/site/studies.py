@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.document import table
+from docs.site import robots
 
 ROOT = Path(__file__).parents[2]
 Table = dict[str, Any]
@@ -26,7 +27,7 @@ def percent(share: float) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by the name of its marks."""
-    return {**trust(), **push_t(), **samplers(), **annealed()}
+    return {**trust(), **push_t(), **samplers(), **annealed(), **robots.tables()}
 
 
 def trust() -> dict[str, str]:

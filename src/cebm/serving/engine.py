@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -132,9 +133,8 @@ class Served:
         except DrawnDirectly:
             self.direct = True
             return self.answers(batch)
-        ends = np.cumsum(rows)[:-1]
-        parts = {name: np.split(values, ends) for name, values in found.items()}
-        return [{name: values[i] for name, values in parts.items()} for i in range(len(batch))]
+        bounds = pairwise(accumulate(rows, initial=0))
+        return [{name: values[begin:end] for name, values in found.items()} for begin, end in bounds]
 
     def _acted(self, obs: np.ndarray, call: str, wishes: dict[str, Any]) -> Answer:
         if call == "propose":
@@ -265,7 +265,7 @@ class Engine:
                 except Exception as error:  # a fault of ours: the worker goes on
                     log(logging.ERROR, "the worker failed", error, requests=len(group))
                     self._hand(worker, [(work, Refused("internal", "a fault of the server")) for work in group])
-                batch = [work for work in batch if work not in group]
+                batch = [] if len(group) == len(batch) else [work for work in batch if work not in group]
             worker.batch = []
 
     def _taken(self) -> list[Work] | None:
@@ -356,6 +356,8 @@ def _first_group(batch: Sequence[Work], served: Served) -> list[Work]:
         hurried = work.left_ms * 0.8 < whole or request.budget_ms is not None
         key = (not hurried, request.call, request.candidates, request.steps, request.budget_ms)
         found.setdefault((*key, *sorted(work.known), id(work) if work.seed is None or alone else 0), []).append(work)
+    if len(found) == 1:
+        return list(batch)
     return min(found.values(), key=lambda group: min(work.left_ms for work in group))
 
 
