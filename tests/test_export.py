@@ -183,6 +183,32 @@ def test_an_exported_policy_is_evaluated_and_run(tmp_path: Path) -> None:
         exported.check(obs[:, :3])
 
 
+def test_calls_without_a_generator_take_the_same_numbers(tmp_path: Path) -> None:
+    """They are kept: what the caller does to the numbers that it is given must not change them."""
+    policy, path = policy_of("steady"), tmp_path / "policy.pt2"
+    policy.export(path, "torch")
+    exported, obs = load_exported(path), observations(policy, 8)
+    first = {rows: exported.act(obs[:rows]) for rows in range(1, 8)}
+    for numbers in exported.numbers(3).values():
+        numbers.zero_()
+    for rows, actions in first.items():
+        np.testing.assert_array_equal(exported.act(obs[:rows]), actions)
+    np.testing.assert_allclose(first[7], policy.act(obs[:7]), atol=TOLERANCE)
+
+
+def test_a_sum_of_energies_is_exported(tmp_path: Path, generator: torch.Generator) -> None:
+    """The policy's own energy and an obstacle, which has no closed form."""
+    policy = policy_of("ibc", 0)
+    energy = policy.energy + (lambda obs, actions: 5 * (-20 * actions.square().sum(-1)).exp())
+    policy = replace(policy, energy=energy, settings=None)
+    policy.export(tmp_path / "policy.pt2", "torch", candidates=8, steps=3)
+    exported = load_exported(tmp_path / "policy.pt2")
+    recorder, obs = Recorder(generator), observations(policy, 50)
+    wanted = policy.act(obs, candidates=8, steps=3, generator=recorder)
+    found = exported.act_with(torch.from_numpy(obs), given(recorder, exported, 50))
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+
+
 class Cliff(cebm.EnergyModel):
     """Low at 0.3, NaN or −∞ far from it, and infinite everywhere for observations above 1."""
 
