@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -40,15 +40,16 @@ class DeployBench(Row):
     ms_p50: float
     ms_p99: float
     ratio: float
-    """Median over the calls of this way's time over that of policy.act just before it."""
+    """Median over the rounds of this way's processor time over that of policy.act in the same round: what else the
+    machine does changes the milliseconds much, and this little."""
     ratio_q25: float
     ratio_q75: float
 
     def sentence(self) -> str:
         return (
             f"{self.trial}{self.effort and f' ({self.effort})'}, {self.way}: p50 {self.ms_p50:.2f} ms, "
-            f"p99 {self.ms_p99:.2f} ms, smallest {self.ms_min:.2f} ms of {self.repeats} calls, {self.ratio:.2f} of "
-            f"policy.act (quartiles {self.ratio_q25:.2f} to {self.ratio_q75:.2f})"
+            f"p99 {self.ms_p99:.2f} ms, smallest {self.ms_min:.2f} ms of {self.repeats} calls, {self.ratio:.2f} of the "
+            f"processor's time of policy.act (quartiles {self.ratio_q25:.2f} to {self.ratio_q75:.2f})"
         )
 
 
@@ -73,8 +74,8 @@ def bench_deploy(threads: int, repeats: int) -> Iterator[DeployBench]:
                 ways[f"{kind} session"] = partial(exported.act_with, obs.unsqueeze(0), given)
             times = _in_turns(ways, 12 * repeats)
         words = ", ".join(f"{key} {value}" for key, value in effort.items())
-        for way, taken in times.items():
-            q25, ratio, q75 = quartiles(taken / times["act"])
+        for way, (taken, busy) in times.items():
+            q25, ratio, q75 = quartiles(busy / times["act"][1])
             p50, p99 = np.percentile(taken, [50, 99]).tolist()
             yield DeployBench(
                 trial=name,
@@ -91,16 +92,16 @@ def bench_deploy(threads: int, repeats: int) -> Iterator[DeployBench]:
             )
 
 
-def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
-    """Milliseconds of each way in each round, after some rounds that warm up."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
+def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Milliseconds of each way in each round, by the clock and of the processor, after some rounds that warm up."""
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for count in range(rounds + 10):
         for way, work in ways.items():
-            began = perf_counter()
+            began, busy = perf_counter(), process_time()
             work()
             if count >= 10:
-                times[way].append(1e3 * (perf_counter() - began))
-    return {way: np.array(values) for way, values in times.items()}
+                times[way].append((1e3 * (perf_counter() - began), 1e3 * (process_time() - busy)))
+    return {way: (np.array(values)[:, 0], np.array(values)[:, 1]) for way, values in times.items()}
 
 
 def bare_steady(policy: EnergyPolicy) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
-from docs.site import speed, studies, trust
+from docs.site import robots, speed, studies, trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,6 +160,7 @@ def values() -> dict[str, str]:
     claims = ledger()
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
+        **robots.values(),
         "act ms": f"{act['ms_p50']:.1f} ms",
         **{f"alarms of a {who}": _alarms(trusted[f"false alarms, {who}"]) for who in ("policy", "guard")},
         "asked episodes": _share(trusted["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.document import table
 from benchmarks.posterior_tables import choices, scores
+from docs.site import robots
 
 ROOT = Path(__file__).parents[2]
 Table = dict[str, Any]
@@ -35,6 +36,7 @@ def tables() -> dict[str, str]:
         **conformal(),
         **posteriors(),
         **annealed(),
+        **robots.tables(),
     }
 
 

@@ -7,6 +7,8 @@ import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from cebm.export import FORMAT, VERSION, Contract
 from cebm.named import flat_observation
 from cebm.parts import Part
 from cebm.settings import StorageError, from_json
+from cebm.spaces import check_finite
 from cebm.storage import take
 
 Compute = Callable[[dict[str, Tensor]], Tensor]
@@ -67,10 +70,11 @@ class ExportedPolicy:
         parts, as `EnergyPolicy.act` gives it. A tensor in gives a tensor out, anything else a numpy array."""
         obs = flat_observation(obs, self.parts, self.history)
         rows = self._rows(obs)
-        action = self.act_with(rows, self.numbers(rows.shape[0], generator))
-        if not bool(torch.isfinite(action).all()):
-            row = int((~torch.isfinite(action)).any(1).nonzero()[0])
-            raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
+        count = rows.shape[0]
+        action = self.act_with(rows, self._same(count) if generator is None else self.numbers(count, generator))
+        if not isfinite(action.sum().item()):  # NaN stays in a sum
+            for row in (~torch.isfinite(action)).any(1).nonzero().flatten().tolist():
+                raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
         if np.ndim(obs) == 1:
             action = action[0]
         return action.to(obs.device) if isinstance(obs, Tensor) else action.numpy()
@@ -78,7 +82,16 @@ class ExportedPolicy:
     def act_with(self, obs: Tensor, numbers: dict[str, Tensor]) -> Tensor:
         """The actions for these random numbers: `normal` [batch, normals] and `uniform` [batch, uniforms]."""
         given = {"obs": obs, **numbers}
-        return self.compute({name: given[name] for name in self.contract.inputs()})
+        return self.compute({name: given[name] for name in self._inputs})
+
+    @cached_property
+    def _inputs(self) -> list[str]:
+        return self.contract.inputs()
+
+    @cached_property
+    def _same(self) -> Callable[[int], dict[str, Tensor]]:
+        """The random numbers of a call without a generator, which are always the same: kept for four sizes."""
+        return lru_cache(4)(self.numbers)
 
     def check(self, obs: Any) -> None:
         """ValueError where `act` would refuse these observations."""
@@ -106,10 +119,7 @@ class ExportedPolicy:
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != columns or not rows.shape[0]:
             raise ValueError(f"obs must be [{columns}] or [batch, {columns}], got {tuple(np.shape(obs))}")
-        finite = torch.isfinite(rows)
-        if not bool(finite.all()):
-            bad = (~finite).any(0).nonzero().flatten().tolist()
-            raise ValueError(f"obs has NaN or infinite values in dimension {', '.join(map(str, bad))}")
+        check_finite(rows, "obs")
         return rows
 
 

@@ -227,19 +227,19 @@ class EnergyPolicy:
         generator: torch.Generator | None = None,
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
-        obs = flat_observation(obs, self.parts, self.history)
-        found, energies = self._found(obs, candidates, steps, budget_ms, previous, generator, everything=True)
+        rows = self.observed(obs)
+        found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=True)
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
         order = others.int().argsort(dim=1, stable=True)
         order = order.gather(1, found.energies.gather(1, order).argsort(dim=1, stable=True))
-        actions = self.actions(found.actions, obs)
+        actions = self.actions(found.actions, rows)
         score = torch.full_like(energies, torch.nan)
         if self.data_energies is not None:
             rank = torch.searchsorted(self.data_energies, energies.contiguous())
             score = rank.to(energies.dtype) / len(self.data_energies)
         return Proposal(
-            self.actions(_taken(found), obs)[:, 0],
+            self.actions(_taken(found), rows)[:, 0],
             score,
             actions.gather(1, order.unsqueeze(-1).expand_as(actions)),
             found.energies.gather(1, order),
@@ -256,7 +256,18 @@ class EnergyPolicy:
         everything: bool = False,
     ) -> Problem:
         """What `acting.search` gets for these observations, encoded."""
-        rows = self.observed(obs)
+        return self._problem(self.observed(obs), candidates, steps, previous, generator, everything)
+
+    def _problem(
+        self,
+        rows: Float[Tensor, "batch dim"],
+        candidates: int | None,
+        steps: int | None,
+        previous: Any,
+        generator: torch.Generator | None,
+        everything: bool,
+    ) -> Problem:
+        """The same of raw rows on the policy's device."""
         inputs = self._checked(self.units.inputs(rows), rows, "obs")
         before = None
         if previous is not None:
@@ -401,7 +412,7 @@ class EnergyPolicy:
 
     def _found(
         self,
-        obs: Any,
+        rows: Float[Tensor, "batch dim"],
         candidates: int | None,
         steps: int | None,
         budget_ms: float | None,
@@ -415,12 +426,10 @@ class EnergyPolicy:
         if candidates is not None and candidates < 1:
             raise ValueError(f"candidates must be at least 1, got {candidates}")
         if budget_ms is not None:
-            batch = 1 if np.ndim(obs) == 1 else len(obs)
-            candidates = self.candidates_within(budget_ms, batch, steps)
+            candidates = self.candidates_within(budget_ms, rows.shape[0], steps)
         exporting = traced()
         with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
-            wishes: dict[str, Any] = {"candidates": candidates, "steps": steps, "previous": previous}
-            problem = self.problem(obs, **wishes, generator=generator, everything=everything)
+            problem = self._problem(rows, candidates, steps, previous, generator, everything)
             found = self.acting.search(problem)
             chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
             if not exporting and not float(chosen.max()) < torch.inf:

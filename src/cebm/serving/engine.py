@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -135,9 +136,8 @@ class Served:
         except DrawnDirectly:
             self.direct = True
             return self.answers(batch)
-        ends = np.cumsum(rows)[:-1]
-        parts = {name: np.split(values, ends) for name, values in found.items()}
-        return [{name: values[i] for name, values in parts.items()} for i in range(len(batch))]
+        bounds = pairwise(accumulate(rows, initial=0))
+        return [{name: values[begin:end] for name, values in found.items()} for begin, end in bounds]
 
     def _acted(self, obs: np.ndarray, call: str, wishes: dict[str, Any]) -> Answer:
         if call == "propose":
@@ -268,7 +268,7 @@ class Engine:
                 except Exception as error:  # a fault of ours: the worker goes on
                     log(logging.ERROR, "the worker failed", error, requests=len(group))
                     self._hand(worker, [(work, Refused("internal", "a fault of the server")) for work in group])
-                batch = [work for work in batch if work not in group]
+                batch = [] if len(group) == len(batch) else [work for work in batch if work not in group]
             worker.batch = []
 
     def _taken(self) -> list[Work] | None:
