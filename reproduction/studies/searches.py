@@ -10,7 +10,7 @@ from typing import Any
 from cebm.composition import vary
 from cebm.recipes import find_trial
 from cebm.runs import load_job, restored
-from reproduction.anchored import AVERAGE
+from reproduction.anchoring import AVERAGE
 from reproduction.claims.marginal import DESCRIBED, PAPERS, on_par
 from reproduction.studies.measuring import success
 from reproduction.studies.reading import Arm, Comparison, Inquiry

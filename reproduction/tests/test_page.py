@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cebm.cli import main
-from reproduction import anchored, command, running
+from reproduction import anchoring, command, running
 from reproduction.claims import CLAIMS
 from reproduction.ledger import Claim
 from reproduction.page import ledger, prose, write_ledger, write_page
@@ -140,7 +140,7 @@ def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
 def test_every_record_says_what_was_run() -> None:
     """A record stands for itself: its settings are there, and they are those of the task with its key."""
     tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(PAPER, range(10))}
-    tasks |= {task.key: task for task in anchored.tasks(PAPER, range(10))}
+    tasks |= {task.key: task for task in anchoring.tasks(PAPER, range(10))}
     for path in sorted((ROOT / "reproduction/results/runs").glob("*.json")):
         record = json.loads(path.read_text())
         assert record["key"] == path.stem and record["settings"], path.name
