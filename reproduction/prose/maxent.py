@@ -24,8 +24,8 @@ PROTOCOL = (
 )
 METRIC = (
     "Success of the last raw weights on held-out episodes; differences are paired by seed. Usable is at least half the "
-    "success of `ibc`. Of the bare loss, `correct` and what was added to them: success on validation episodes, the mean "
-    "over the evaluations of the second half of training."
+    "success of `ibc`. Of the bare loss, `correct` and what was added to them: success on validation episodes, the "
+    "mean over the evaluations of the second half of training."
 )
 RULE = (
     "By 95 % intervals over five seeds. Usable: holds where success(conditional-maxent-anchored, chosen w) − ½ "

@@ -55,9 +55,9 @@ def test_the_ledger_says_what_the_records_say(tmp_path: Path) -> None:
     write_claim(out, 3, verdict="inconclusive", settings={"name": "smoke", "steps": 30, "evaluation_episodes": 10})
     assert write_ledger(out) == tmp_path / "results.md"
     text = (tmp_path / "results.md").read_text()
-    assert "Of the paper's 16 claims 3 are measured: 1 holds, 1 does not hold and 1 is inconclusive." in text
+    assert "Of the paper's 17 claims 3 are measured: 1 holds, 1 does not hold and 1 is inconclusive." in text
     assert text.count("run at aaaabbbbcc-dirty, fedcba9876, judged at 0123456789.") == 3
-    assert "Not yet measured: 1 integral, 4 noise, 5 chains" in text and "16 descent." in text
+    assert "Not yet measured: 1 integral, 4 noise, 5 chains" in text and "17 explicit-parts." in text
     assert "Claim 3: measured at the smoke scale" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}  # H(y|x) does not break the table
@@ -71,12 +71,12 @@ def test_the_ledger_says_what_the_records_say(tmp_path: Path) -> None:
         assert text.count(part) == 3
     # And it follows them: another verdict is another ledger.
     write_claim(out, 2, verdict="does not hold")
-    assert "Of the paper's 16 claims 3 are measured: 0 hold, 2 do not hold and 1 is inconclusive." in ledger(out)
+    assert "Of the paper's 17 claims 3 are measured: 0 hold, 2 do not hold and 1 is inconclusive." in ledger(out)
     for claim in CLAIMS:
         write_claim(out, claim.number, slug=claim.slug)
     for made_up in out.glob("*-slug-*"):
         made_up.unlink()
-    assert "Of the paper's 16 claims 16 hold, 0 do not hold" in ledger(out) and "Not yet" not in ledger(out)
+    assert "Of the paper's 17 claims 17 hold, 0 do not hold" in ledger(out) and "Not yet" not in ledger(out)
 
 
 def test_the_ledger_says_how_long_its_runs_took(tmp_path: Path) -> None:

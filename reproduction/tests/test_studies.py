@@ -10,8 +10,8 @@ from cebm.engines import Local
 from cebm.recipes import find_trial
 from cebm.runs import restored, train
 from cebm.sweep import sweep
+from reproduction.evidence import markdown
 from reproduction.studies import searches
-from reproduction.studies.reading import markdown
 from reproduction.studies.searches import DECIDES, SEARCHES, WEIGHTS, Searches, measured
 from reproduction.trainings import SMOKE, training
 
