@@ -32,10 +32,10 @@ class TenSeeds(Inquiry):
         "The ledger's own runs with seeds 0 to 9; its verdicts rest on five (claim 4's on three). Written when the "
         "first five were known, so this is a second look, and each comparison must pass twice: its 95 % interval over "
         "ten seeds lies on one side of 0, and an exact sign-flip test of the ten differences has p < 0.025, half of "
-        "5 %, as there are two looks. Claim 3: success of `ibc` − `correct`. Claim 4: H(y|x) with σ = 1 minus that with "
-        "σ = 0.01, which the claim expects above 0; the information is at its ceiling and is left out. Claim 5: "
-        "success of `short-chains` − `long-chain` over the second half of training. Claim 8: the gap of `joint-replay` "
-        "minus that of `ibc`, and success of `ibc` minus that of `joint-replay`. Claim 12 has no pair to compare: its "
+        "5 %, as there are two looks. Claim 3: success of `ibc` − `correct`. Claim 4: H(y|x) with σ = 1 minus "
+        "that with σ = 0.01, which the claim expects above 0; the information is at its ceiling and is left out. Claim "
+        "5: success of `short-chains` − `long-chain` over the second half of training. Claim 8: the gap of "
+        "`joint-replay` minus that of `ibc`, and success of `ibc` minus that of `joint-replay`. Claim 12 has no pair to compare: its "
         "own rule at ten seeds stands (`cebm reproduce validation --seeds 10`)."
     )
     seeds_needed = 10

@@ -128,6 +128,26 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
         ledger(tmp_path)
 
 
+def test_studies_stand_beside_the_claims_that_they_are_about(tmp_path: Path) -> None:
+    write_claim(tmp_path, 2)
+    assert "Further evidence" not in ledger(tmp_path)
+    (tmp_path / "studies").mkdir()
+    rows = [
+        {"what": "a − b (success)", "decides": True, "seeds": 5, "difference": [0.1, 0.05, 0.15], "verdict": "holds"},
+        {"what": "c − b (success)", "decides": False, "seeds": 2, "difference": [0.1, -0.5, 0.7], "verdict": None},
+    ]
+    arms = {"a": {"seeds": [0, 1], "numbers": {"success": [0.5, 0.7]}}, "b": {"seeds": [0], "numbers": {}}}
+    study = {"title": "A study", "claims": [2], "rule": "Its rule.", "seeds_needed": 5, "shown": ["success"]}
+    study |= {"arms": arms, "comparisons": rows}
+    (tmp_path / "studies" / "one.json").write_text(json.dumps(study))
+    text = ledger(tmp_path)
+    decided = "a − b (success): +0.100 (+0.050 to +0.150), 5 seeds: **holds** (decides)."
+    assert f"- **Further evidence:** [A study](#a-study): {decided}\n" in text
+    assert "\n### A study\n\nClaim 2. Its rule.\n" in text
+    assert "| `a` | 2 | 0.600 (-0.671 to 1.871) |" in text and "| `b` | 1 | – |" in text
+    assert "- c − b (success): +0.100 (-0.500 to +0.700): 2 of 5 seeds, no verdict." in text
+
+
 def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
     tracked = subprocess.run(["git", "ls-files", "reproduction/results/runs"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode or not (ROOT / ".git").exists():

@@ -438,7 +438,8 @@ def test_a_loss_that_runs_away_is_spoken_of() -> None:
 
     assert "no minimum" in finding(200.0).comment and "lie 202 (200 to 204) above" in finding(200.0).comment
     assert "no minimum" not in finding(20.0).comment
-    assert finding(200.0).verdict == "does not hold"
+    assert "(usable: does not hold, not better: holds)" in finding(200.0).measured  # of the bare loss, deciding nothing
+    assert finding(200.0).verdict == "holds"
 
 
 def test_what_an_energy_looks_like_is_told_as_measured() -> None:
