@@ -35,8 +35,8 @@ class TenSeeds(Inquiry):
         "5 %, as there are two looks. Claim 3: success of `ibc` − `correct`. Claim 4: H(y|x) with σ = 1 minus "
         "that with σ = 0.01, which the claim expects above 0; the information is at its ceiling and is left out. Claim "
         "5: success of `short-chains` − `long-chain` over the second half of training. Claim 8: the gap of "
-        "`joint-replay` minus that of `ibc`, and success of `ibc` minus that of `joint-replay`. Claim 12 has no pair to compare: its "
-        "own rule at ten seeds stands (`cebm reproduce validation --seeds 10`)."
+        "`joint-replay` minus that of `ibc`, and success of `ibc` minus that of `joint-replay`. Claim 12 has no "
+        "pair to compare: its own rule at ten seeds stands (`cebm reproduce validation --seeds 10`)."
     )
     seeds_needed = 10
     shown = (HELD_OUT, PLATEAU, ENTROPY, GAP)

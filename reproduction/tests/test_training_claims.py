@@ -108,7 +108,11 @@ def test_all_claims_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(noise, "SIGMAS", (1.0, 0.1))
     monkeypatch.setattr(dimensions, "DIMENSIONS", (2, 3))
     out, runs = tmp_path / "results", tmp_path / "runs"
-    tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(TINY, [0])}
+    tasks = {task.key: task for claim in CLAIMS for task in (*claim.tasks(TINY, [0]), *claim.further(TINY, [0], {}))}
+    assert (
+        sum(task.label.startswith(("mcmc-loss-anchored", "conditional-maxent-anchored")) for task in tasks.values())
+        == 6
+    )
     for task in tasks.values():
         run_short(task, out, runs)
     findings = reproduce(CLAIMS, TINY, 1, Local(1), out, runs)  # nothing is missing, so it only judges
