@@ -18,7 +18,8 @@ def markdown(evidence: Mapping[str, Any]) -> str:
 
 def _table(evidence: Mapping[str, Any]) -> list[str]:
     shown = evidence["shown"]
-    lines = [f"| | seeds | {' | '.join(shown)} |", "| --- | --- |" + " --- |" * len(shown)]
+    heads = [name.replace("|", "\\|") for name in shown]
+    lines = [f"| | seeds | {' | '.join(heads)} |", "| --- | --- |" + " --- |" * len(shown)]
     for label, arm in evidence["arms"].items():
         cells = [_cell(arm["numbers"].get(name)) for name in shown]
         lines.append(f"| `{label}` | {len(arm['seeds'])} | {' | '.join(cells)} |")

@@ -44,7 +44,7 @@ CASES = (
     Case("particle, 16-D", "stability", "steady-16d", *_STEADY),
     Case("particle, 32-D", "stability", "steady-32d", *_STEADY),
     Case("particle, random order", "stability", "steady-random-order", *_STEADY),
-    Case("Push-T, `steady`", "push-t", "steady", "as trained", "mixture alone"),
+    Case("Push-T, `steady`", "push-t", "steady", "as trained", "without f"),
     Case("Push-T, `annealed`", "push-t", "annealed", "as trained", "one draw"),
 )
 

@@ -24,7 +24,7 @@ def test_committed_records_are_read_as_they_are() -> None:
     table = json.loads((DOCS / "tasks" / "push-t.json").read_text())["table"]
     if table["steady, as trained"]["seeds"] == [0]:
         assert found["Push-T, `steady`"]["whole"] == pytest.approx(table["steady, as trained"]["reward"][0])
-        assert found["Push-T, `steady`"]["part"] == pytest.approx(table["steady, mixture alone"]["reward"][0])
+        assert found["Push-T, `steady`"]["part"] == pytest.approx(table["steady, without f"]["reward"][0])
 
 
 def test_what_has_no_record_is_left_out(tmp_path: Path) -> None:
