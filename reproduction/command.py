@@ -12,7 +12,7 @@ from reproduction.claims import CLAIMS, find_claim
 from reproduction.claims.validation import Validation
 from reproduction.ledger import Claim
 from reproduction.page import write_page
-from reproduction.running import ReproductionError, reproduce
+from reproduction.running import ReproductionError, judge_anew, reproduce
 from reproduction.trainings import SCALES
 
 if TYPE_CHECKING:
@@ -36,9 +36,13 @@ def reproduce_claims(arguments: "Reproduce") -> None:
         raise ImportError("figures need matplotlib: pip install 'cebm[plot]'")
     if not arguments.out.name:
         raise ValueError(f"out must be a folder with a name, which the ledger beside it takes, got {arguments.out}")
-    scale, engine = SCALES[arguments.scale], engine_of(arguments, arguments.runs / "logs")
+    scale, out = SCALES[arguments.scale], arguments.out
     try:
-        findings = reproduce(claims, scale, arguments.seeds, engine, arguments.out, arguments.runs, arguments.retries)
+        if arguments.judge:
+            findings = judge_anew(claims, scale, arguments.seeds, out)
+        else:
+            engine = engine_of(arguments, arguments.runs / "logs")
+            findings = reproduce(claims, scale, arguments.seeds, engine, out, arguments.runs, arguments.retries)
     except ReproductionError as error:
         print(f"cebm: {error}", file=sys.stderr)
         sys.exit(1)
@@ -46,7 +50,7 @@ def reproduce_claims(arguments: "Reproduce") -> None:
     for claim in claims:
         finding = findings[claim.slug]
         print(f"{claim.number:>2} {claim.slug:<{width}}  {finding.verdict:<13}  {finding.measured}")
-    print(arguments.out.with_suffix(".md"))
+    print(out.with_suffix(".md"))
 
 
 def with_reference(claims: Sequence[Claim], folder: Path | None) -> list[Claim]:

@@ -5,7 +5,7 @@ Tasks are shared: the same recipe, data and seed is trained once, however many c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -82,6 +82,15 @@ class Claim(ABC):
     def tasks(self, scale: Scale, seeds: Sequence[int]) -> list[Task]:
         """All tasks that the claim needs."""
 
+    def further(self, scale: Scale, seeds: Sequence[int], known: Mapping[str, Result]) -> Sequence[Task]:
+        """Tasks that follow from results, such as more seeds of what validation chose; `known` has all results so far,
+        by key. It is asked again when they are finished. A judgement by records alone reads those that there are."""
+        return ()
+
+    def beside(self, scale: Scale, seeds: Sequence[int]) -> Sequence[Task]:
+        """Tasks of studies, which the claim reads where they have been run and never asks for."""
+        return ()
+
     @abstractmethod
     def judge(self, results: "Results") -> Finding:
         """The verdict, by the rule."""
@@ -124,6 +133,17 @@ class Results:
             values.append(float(value))
         return values
 
+    def paired(
+        self, one: str, one_path: Sequence[str | int], other: str, other_path: Sequence[str | int]
+    ) -> tuple[list[float], list[float]]:
+        """A number of one label and one of another, for the seeds that have both."""
+        found = []
+        for label, path in ((one, one_path), (other, other_path)):
+            runs = zip(self.seeds.get(label, ()), self.by_label.get(label, ()), strict=True)
+            found.append({seed: value for seed, run in runs if (value := _number(run, path)) is not None})
+        shared = sorted(found[0].keys() & found[1].keys())
+        return [found[0][seed] for seed in shared], [found[1][seed] for seed in shared]
+
     def curves(
         self, labels: Iterable[str], what: str = "success", of: Literal["curve", "training"] = "curve"
     ) -> dict[str, list[list[tuple[float, float]]]]:
@@ -151,6 +171,16 @@ class Results:
             rows = [row for row in run["training"] if begin < row["step"] <= end] or run["training"]
             found.append(float(np.mean([row["negative_distance"] for row in rows])))
         return found
+
+
+def _number(run: Result, path: Sequence[str | int]) -> float | None:
+    """run[path[0]][path[1]]…; None where a record, made before this was measured, has no such number."""
+    value: Any = run
+    for part in path:
+        if isinstance(value, dict) and part not in value:
+            return None
+        value = value[part]
+    return float(value)
 
 
 def second_half(run: Result) -> float:

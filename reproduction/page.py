@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from cebm import __version__
 from cebm.storage import write_atomically
 from reproduction.claims import CLAIMS
+from reproduction.evidence import markdown, sentence
 
 PARTS = (
     *("number", "slug", "claim", "section", "protocol", "metric", "rule", "measured", "verdict", "comment", "seeds"),
@@ -43,6 +44,22 @@ def read_claims(out: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: record["number"])
 
 
+def read_evidence(out: Path) -> list[dict[str, Any]]:
+    """What studies have found beside the claims: the files studies/NAME.json of a folder of results."""
+    return [json.loads(path.read_bytes()) for path in sorted((Path(out) / "studies").glob("*.json"))]
+
+
+def further_evidence(record: dict[str, Any], evidence: list[dict[str, Any]]) -> list[str]:
+    """The studies that are about a claim, each with its first sentence of what decides."""
+    found = []
+    for study in evidence:
+        if record["number"] in study["claims"]:
+            decisive = [row for row in study["comparisons"] if row["decides"]] or study["comparisons"]
+            told = " ".join(sentence(row, study["seeds_needed"]) for row in decisive)
+            found.append(f"[{study['title']}](#{anchor_of(study['title'])}): {told}")
+    return found
+
+
 def write_ledger(out: Path) -> Path:
     """Write `out`.md from the records in `out` alone."""
     target = Path(out).with_suffix(".md")
@@ -52,7 +69,7 @@ def write_ledger(out: Path) -> Path:
 
 def ledger(out: Path) -> str:
     """The text of the ledger."""
-    records = read_claims(out)
+    records, evidence = read_claims(out), read_evidence(out)
     lines = ["# Results", "", summary(records), ""]
     caution, taken = smoke(records), duration(records, out)
     if caution:
@@ -79,7 +96,8 @@ def ledger(out: Path) -> str:
     for record in records:
         lines += ["", f"## {heading(record)}", "", f"{record['claim']} ({record['section']})", ""]
         lines += [f"- **{name.capitalize()}:** {record[name]}" for name in ("protocol", "metric", "rule")]
-        lines += [f"- **Measured:** {record['measured']}", f"- **Verdict:** **{record['verdict']}**", ""]
+        lines += [f"- **Measured:** {record['measured']}", f"- **Verdict:** **{record['verdict']}**"]
+        lines += [f"- **Further evidence:** {told}" for told in further_evidence(record, evidence)] + [""]
         lines += [
             f"![{record['claim']}]({out.name}/{stem(record)}.png)",
             "",
@@ -87,12 +105,20 @@ def ledger(out: Path) -> str:
             "",
             circumstances(record),
         ]
+    if evidence:
+        lines += ["", "## Further evidence", ""]
+        lines += [
+            "Studies beside the claims, whose rules were written before their runs. They decide no verdict above; with "
+            "fewer seeds than its rule needs, a study has none either.",
+        ]
+        for study in evidence:
+            lines += ["", markdown(study)]
     return "\n".join(lines) + "\n"
 
 
 def write_page(out: Path, html: Path) -> Path:
     """Write the ledger as one HTML page that contains its figures and opens offline."""
-    records = read_claims(out)
+    records, evidence = read_claims(out), read_evidence(out)
     for record in records:
         figure = Path(out) / f"{stem(record)}.png"
         if not figure.is_file():
@@ -100,6 +126,9 @@ def write_page(out: Path, html: Path) -> Path:
         record["figure"] = "data:image/png;base64," + base64.b64encode(figure.read_bytes()).decode()
         for part in (heading, anchor, headline, circumstances):
             record[part.__name__] = part(record)
+        record["further"] = [
+            re.sub(r"\[(.*?)\]\(.*?\)|\*\*", r"\1", told) for told in further_evidence(record, evidence)
+        ]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["prose"] = prose
@@ -210,8 +239,13 @@ def heading(record: dict[str, Any]) -> str:
 
 
 def anchor(record: dict[str, Any]) -> str:
-    """The anchor that Markdown renderers give to the heading."""
-    return re.sub(r"[^\w\- ]", "", heading(record).lower()).replace(" ", "-")
+    """The anchor of a claim's heading."""
+    return anchor_of(heading(record))
+
+
+def anchor_of(title: str) -> str:
+    """The anchor that Markdown renderers give to a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def circumstances(record: dict[str, Any]) -> str:

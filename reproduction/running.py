@@ -24,7 +24,7 @@ from cebm.storage import read_document, write_atomically, write_document
 from cebm.sweep.display import Display, share_of_steps
 from reproduction.ledger import Claim, Computation, Finding, Results, Task
 from reproduction.page import write_ledger
-from reproduction.trainings import Scale, Training
+from reproduction.trainings import Result, Scale, Training
 
 
 class ReproductionError(RuntimeError):
@@ -40,11 +40,12 @@ def reproduce(
     runs: Path,
     retries: int = 2,
 ) -> dict[str, Finding]:
-    """Run the tasks that have no record yet, judge and draw every claim, and write the ledger. Returns the findings by
-    slug. A task that fails or is lost is tried again `retries` times."""
+    """Run the tasks that have no record yet and those that follow from their results, judge and draw every claim, and
+    write the ledger. Returns the findings by slug. A task that fails or is lost is tried again `retries` times."""
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    asked = {claim.slug: claim.tasks(scale, range(_seeds(claim, scale, seeds))) for claim in claims}
+    counts = {claim.slug: _seeds(claim, scale, seeds) for claim in claims}
+    asked = {claim.slug: claim.tasks(scale, range(counts[claim.slug])) for claim in claims}
     unique = {task.key: task for tasks in asked.values() for task in tasks}
     (out / "runs").mkdir(parents=True, exist_ok=True)
     log = out / "failures.txt"
@@ -53,11 +54,18 @@ def reproduce(
     findings: dict[str, Finding] = {}
     failures: dict[str, str] = {}
 
+    def following(claim: Claim) -> dict[str, Task]:
+        """What a claim asks for by its results so far, and has no record yet."""
+        tasks = claim.further(scale, range(counts[claim.slug]), results_in(out))
+        return {task.key: task for task in tasks if not _finished(out, task.key)}
+
     def judge() -> None:
         """Judge each claim as soon as all of its tasks are finished, and update the ledger."""
         for claim in claims:
             tasks = asked[claim.slug]
             if claim.slug in findings or claim.slug in failures or not all(_finished(out, task.key) for task in tasks):
+                continue
+            if any(key not in failures for key in following(claim)):
                 continue
             try:
                 findings[claim.slug] = conclude(claim, tasks, scale, out, commit)
@@ -65,11 +73,29 @@ def reproduce(
             except Exception as error:  # a claim that cannot be judged must not stop the others
                 failures[claim.slug] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
-    for key, task in unique.items():
+    _check_records(unique, out, runs)
+    missing = [task for key, task in unique.items() if not _finished(out, key)]
+    failures |= run_all(missing, len(unique), engine, out, runs, commit, judge, retries)
+    judge()
+    while more := {key: task for claim in claims for key, task in following(claim).items() if key not in failures}:
+        failures |= run_all(list(more.values()), len(more), engine, out, runs, commit, judge, retries)
+        judge()
+    if failures:
+        # The terminal shows one line; the file has the tracebacks.
+        log.write_text("\n".join(f"{key}: {reason}\n" for key, reason in failures.items()))
+        short = "; ".join(f"{key}: {reason.splitlines()[0]}" for key, reason in failures.items())
+        raise ReproductionError(f"{len(failures)} failed, the others are kept: {short} (see {log})")
+    return findings
+
+
+def _check_records(tasks: Mapping[str, Task], out: Path, runs: Path) -> None:
+    """Refuse records of other settings; remove those of tasks that were skipped, as something was missing on that
+    machine: they are tried again."""
+    for key, task in tasks.items():
         if not _finished(out, key):
             continue
         record = _load(out, key)
-        if "skipped" in record["result"]:  # something was missing on that machine: try again
+        if "skipped" in record["result"]:
             _record(out, key).unlink()
             continue
         other = differing(today(record.get("settings", {})), task.settings)
@@ -78,15 +104,25 @@ def reproduce(
                 f"{_record(out, key)} was made with other settings ({other}); to have it run again, delete it and "
                 f"{runs / key}"
             )
-    missing = [task for key, task in unique.items() if not _finished(out, key)]
-    failures |= run_all(missing, len(unique), engine, out, runs, commit, judge, retries)
-    judge()
-    if failures:
-        # The terminal shows one line; the file has the tracebacks.
-        log.write_text("\n".join(f"{key}: {reason}\n" for key, reason in failures.items()))
-        short = "; ".join(f"{key}: {reason.splitlines()[0]}" for key, reason in failures.items())
-        raise ReproductionError(f"{len(failures)} failed, the others are kept: {short} (see {log})")
+
+
+def judge_anew(claims: Sequence[Claim], scale: Scale, seeds: int | None, out: Path) -> dict[str, Finding]:
+    """Judge claims by the records that there are, and write the ledger; nothing is run."""
+    commit, findings = source_commit(), {}
+    for claim in claims:
+        tasks = claim.tasks(scale, range(_seeds(claim, scale, seeds)))
+        lacking = [task.key for task in tasks if not _finished(out, task.key)]
+        if lacking:
+            raise ReproductionError(f"claim {claim.slug} has no record of {lacking[0]} ({len(lacking)} are missing)")
+        findings[claim.slug] = conclude(claim, tasks, scale, out, commit)
+    write_ledger(out)
     return findings
+
+
+def results_in(out: Path) -> dict[str, Result]:
+    """The results of all records in a folder of results, by key."""
+    records = (json.loads(path.read_bytes()) for path in sorted((out / "runs").glob("*.json")))
+    return {record["key"]: record["result"] for record in records}
 
 
 def _seeds(claim: Claim, scale: Scale, asked: int | None) -> int:
@@ -106,7 +142,12 @@ def conclude(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path, commi
 
 
 def judge_records(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) -> tuple[Finding, dict[str, Any]]:
-    """The finding of a claim by the records on disk, and its entry in the ledger."""
+    """The finding of a claim by the records on disk, and its entry in the ledger. What follows from its tasks and what
+    stands beside them counts as far as it has been run."""
+    seeds = sorted({task.seed for task in tasks})
+    others = {task.key: task for task in (*claim.further(scale, seeds, results_in(out)), *claim.beside(scale, seeds))}
+    known = {task.key for task in tasks}
+    tasks = [*tasks, *(task for key, task in others.items() if key not in known and _finished(out, key))]
     records = {task.key: _load(out, task.key) for task in tasks}
     results = Results.of(tasks, {key: record["result"] for key, record in records.items()})
     finding = claim.judge(results)
@@ -121,7 +162,7 @@ def judge_records(claim: Claim, tasks: Sequence[Task], scale: Scale, out: Path) 
         "verdict": finding.verdict,
         "measured": finding.measured,
         "comment": finding.comment,
-        "seeds": sorted({task.seed for task in tasks}),
+        "seeds": seeds,
         "settings": asdict(scale),
         "trainings": _lengths(tasks),
         "commit": None,

@@ -464,6 +464,39 @@ def test_a_search_is_determined_by_its_records() -> None:
         replace(study, metric="other").plan(known)
 
 
+@pytest.mark.skipif(not have("optuna"), reason="needs the extra optuna")
+def test_a_pruner_gives_settings_up_after_their_first_seeds() -> None:
+    """Settings far from the best are not run with all seeds, the best are; records alone determine which."""
+    import math
+
+    import optuna
+
+    job = Job("ibc", TRIALS["ibc"], ParticleTask())
+    space = {"optimiser.learning_rate": (1e-5, 1e-1, "log")}
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=4)
+    study = Tuning(job, space, "score", trials=16, together=4, seeds=(0, 1, 2), pruner=pruner)
+
+    def told(run: Planned) -> dict[str, Any]:
+        value = -abs(math.log10(run.job.trial.optimiser.learning_rate) + 3)
+        return {"key": run.key, "result": {"diverged": "the loss"} if value < -1.8 else {"score": value}}
+
+    known: list[dict[str, Any]] = []
+    sizes = []
+    while missing := [run for key, run in runs_of(study, known).items() if key not in {row["key"] for row in known}]:
+        assert [run.key for run in study.plan(known)] == [run.key for run in study.plan(list(reversed(known)))]
+        sizes.append(len(missing))
+        known += [told(run) for run in missing]
+    planned = study.plan(known)
+    seeds: dict[float, set[int]] = {}
+    for run in planned:
+        seeds.setdefault(run.job.trial.optimiser.learning_rate, set()).add(run.job.seed)
+    assert len(seeds) == 16 and sizes[0] == 4  # one seed of each setting of the first round
+    assert len(planned) < 48 and all(each in ({0}, {0, 1}, {0, 1, 2}) for each in seeds.values())
+    assert seeds[min(seeds, key=lambda rate: abs(math.log10(rate) + 3))] == {0, 1, 2}
+    everything = replace(study, pruner=None)
+    assert len(everything.plan()) == 12
+
+
 def test_plans_are_words_only(undisturbed: Path) -> None:
     """A run is described by its settings: what a worker reads is JSON."""
     for path in undisturbed.glob("plans/*.json"):

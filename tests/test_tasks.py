@@ -34,6 +34,7 @@ from cebm.tasks import (
     collect_particle,
     task_of,
 )
+from cebm.tasks.particle import cluster_places
 from waiting import PATIENCE
 
 SEED = int(np.random.SeedSequence().entropy) % 2**31  # no test depends on a chosen one
@@ -388,6 +389,28 @@ class Follow:
         return obs[:, -2 * self.dim : -self.dim] if self.steps <= self.switch else obs[:, -self.dim :]
 
 
+def test_goals_in_clusters_lie_around_places_that_the_settings_decide() -> None:
+    task, plain = ParticleTask(goal_clusters=3), ParticleTask()
+    env, other = BatchedParticle(task), BatchedParticle(plain)
+    env.reset(SEED, 400)
+    other.reset(SEED, 400)
+    np.testing.assert_array_equal(env.position, other.position)
+    goals = np.concatenate([env.first_goal, env.second_goal])
+    places = cluster_places(task)
+    assert np.array_equal(places, cluster_places(ParticleTask(goal_clusters=3))) and places.shape == (3, 2)
+    assert places.min() >= 0.15 and places.max() <= 0.85 and goals.min() >= 0 and goals.max() <= 1
+    nearest = np.linalg.norm(goals[:, None] - places, axis=2)
+    away, which = nearest.min(axis=1), nearest.argmin(axis=1)
+    # 800 goals, each with probability 1/3 at a place: 4.5 standard deviations of the share.
+    assert np.abs(np.bincount(which, minlength=3) / 800 - 1 / 3).max() < 4.5 * np.sqrt(2 / 9 / 800)
+    # E‖N(0, s² I)‖² = 2 s², with a relative error of 1/√800.
+    assert abs((away**2).mean() / (2 * 0.05**2) - 1) < 4.5 / np.sqrt(800)
+    again = BatchedParticle(task)
+    again.reset(SEED, [7])
+    np.testing.assert_array_equal(again.first_goal[0], env.first_goal[7])
+    assert collect_particle(task, 30, SEED).metadata["expert_successes"] == 30
+
+
 def test_the_particle_is_a_task() -> None:
     task = ParticleTask(dim=3, hide_velocity=True)
     assert isinstance(task, Task) and as_task(task) is task
@@ -399,7 +422,14 @@ def test_the_particle_is_a_task() -> None:
         task.check_policy(12, 3)
     # Headers of demonstrations and runs hold these; a new name is a new format.
     dynamics = ["dim", "steps", "inner_steps", "dt", "position_gain", "velocity_gain", "goal_distance"]
-    assert list(asdict(task)) == [*dynamics, "hide_velocity", "random_order", "switch_distance", "wait"]
+    assert list(asdict(task)) == [
+        *dynamics,
+        "hide_velocity",
+        "random_order",
+        "switch_distance",
+        "wait",
+        "goal_clusters",
+    ]
 
 
 def test_the_particles_roll_out_and_demonstrations() -> None:

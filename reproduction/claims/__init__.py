@@ -6,6 +6,7 @@ from reproduction.claims.bound import Bound
 from reproduction.claims.chains import Chains
 from reproduction.claims.descent import Descent
 from reproduction.claims.dimensions import Dimensions
+from reproduction.claims.explicit_parts import ExplicitParts
 from reproduction.claims.explicit_policies import ExplicitPolicies
 from reproduction.claims.formulation import Formulation
 from reproduction.claims.integral import Integral
@@ -37,6 +38,7 @@ CLAIMS: tuple[Claim, ...] = (
     ExplicitPolicies(),
     Thesis(),
     Descent(),
+    ExplicitParts(),
 )
 """All claims, in the order of their numbers."""
 

@@ -1,17 +1,18 @@
 """Claim 7: maximum conditional entropy makes the correct step usable, and no better than IBC's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from cebm.objectives import EntropyRegulariser, GradientPenalty
 from cebm.recipes import Trial, find_trial
+from reproduction.anchoring import SEEDS, Reading, planned, tasks_of
 from reproduction.claims.mcmc_loss import no_better
 from reproduction.claims.noise import label, with_noise
 from reproduction.intervals import Interval, Verdict, all_parts, decide
 from reproduction.ledger import Claim, Finding, Results, Task
 from reproduction.prose import maxent as prose
-from reproduction.trainings import Scale, bare, training
+from reproduction.trainings import Result, Scale, bare, training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +23,10 @@ PENALISED = "conditional-maxent-penalty"
 CONTRASTIVE = "info-nce-maxent"
 TRIALS = ("conditional-maxent", "correct", "ibc", LITTLE)
 BESIDE = (PENALISED, CONTRASTIVE)
+ANCHORED = "conditional-maxent-anchored"
+"""The arms whose chosen weight decides: `conditional-maxent` with an anchor on the energies of the data."""
+READINGS = ("conditional-maxent-both", "info-nce-maxent")
+"""Arms beside them: both energies anchored; InfoNCE with the regulariser, by the weight of the regulariser."""
 USABLE = 0.5
 """A policy is usable if it has at least this share of the success of `ibc`."""
 
@@ -38,7 +43,14 @@ class MaxEnt(Claim):
         tasks += [with_noise(0.01, scale, seed) for seed in seeds]
         return tasks + [training(trial, scale, seed, name) for seed in seeds[:3] for name, trial in beside().items()]
 
+    def further(self, scale: Scale, seeds: Sequence[int], known: Mapping[str, Result]) -> Sequence[Task]:
+        return planned(ANCHORED, scale, seeds, known)
+
+    def beside(self, scale: Scale, seeds: Sequence[int]) -> Sequence[Task]:
+        return tasks_of((ANCHORED, *READINGS), scale, seeds)
+
     def judge(self, results: Results) -> Finding:
+        anchored = Reading.of(ANCHORED, results)
         trials = TRIALS + BESIDE
         success = {trial: results.plateau(trial) for trial in trials}
         last = {trial: results.values(trial, "last", "success") for trial in trials}
@@ -51,7 +63,13 @@ class MaxEnt(Claim):
         over_half = Interval.of_difference(maxent, [USABLE * value for value in ibc])
         over_correct = Interval.of_difference(maxent, correct)
         over_little = Interval.of_difference(maxent, little)
-        parts: dict[str, Verdict] = {"usable": decide(over_half), "not better": no_better(over_little)}
+        bare_parts: dict[str, Verdict] = {"usable": decide(over_half), "not better": no_better(over_little)}
+        mine, theirs = anchored.against("ibc", results)
+        half = Interval.of_difference(mine, [USABLE * value for value in theirs]) if mine else None
+        beyond = Interval.of_difference(*anchored.against(LITTLE, results)) if mine else None
+        parts: dict[str, Verdict] = {"usable": "inconclusive", "not better": "inconclusive"}
+        if half is not None and beyond is not None and len(mine) >= SEEDS:
+            parts = {"usable": decide(half), "not better": no_better(beyond)}
         runs = {
             trial: prose.Run(
                 name=trial,
@@ -75,6 +93,12 @@ class MaxEnt(Claim):
             over_correct=over_correct,
             over_little=over_little,
             parts=parts,
+            bare_parts=bare_parts,
+            anchored=anchored,
+            readings=[Reading.of(family, results) for family in READINGS],
+            anchored_over_half=half,
+            anchored_over_little=beyond,
+            anchored_seeds=len(mine),
             runs_away=gap["conditional-maxent"].low > gap["correct"].high,
             usable_without=decide(Interval.of_difference(correct, [USABLE * value for value in ibc])) == "holds",
         )
@@ -93,6 +117,10 @@ class MaxEnt(Claim):
                 "over correct": over_correct.to_json(),
                 "over little noise": over_little.to_json(),
                 "parts": parts,
+                "parts without an anchor": bare_parts,
+                "anchored": {each.family: each.to_json() for each in (anchored, *facts.readings)},
+                "anchored over half of ibc": half.to_json() if half is not None else None,
+                "anchored over little noise": beyond.to_json() if beyond is not None else None,
                 "curves": results.curves(trials),
                 "gaps": results.curves(trials, "energy_gap", of="training"),
             },

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from cebm.storage import write_atomically
-from cebm.sweep.results import records
+from reproduction.evidence import markdown
 from reproduction.page import write_ledger
-from reproduction.studies.reading import Evidence, Inquiry, markdown
+from reproduction.studies.reading import Evidence, Inquiry
 
 NAMES = tuple(
     sorted(
@@ -32,7 +32,7 @@ def write_evidence(study: Inquiry, folder: Path, out: Path) -> Evidence:
     ledger with it."""
     path = out / "studies" / f"{study.slug}.json"
     earlier = json.loads(path.read_bytes())["runs"] if path.exists() else []
-    known = {row["key"]: row for row in earlier} | records(folder)
+    known = {row["key"]: row for row in earlier} | dict(study.records(folder))
     evidence = study.evidence(known.values())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(evidence, indent=1) + "\n").encode())
@@ -43,7 +43,7 @@ def write_evidence(study: Inquiry, folder: Path, out: Path) -> Evidence:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The evidence of a study's records so far.")
     parser.add_argument("study", choices=NAMES)
-    parser.add_argument("folder", type=Path, help="the folder that `cebm sweep` wrote")
+    parser.add_argument("folder", type=Path, help="the folder of `cebm sweep`; of ten_seeds, that of the results")
     parser.add_argument("--out", type=Path, default=Path("reproduction/results"))
     words = parser.parse_args()
     print(markdown(write_evidence(find_study(words.study), words.folder, words.out)))

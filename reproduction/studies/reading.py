@@ -3,9 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cebm.recipes import Trial
+from cebm.sweep.results import records
 from cebm.sweep.studies import Planned, Record
 from cebm.tasks import ParticleTask
 from reproduction.intervals import Interval, Verdict
@@ -26,11 +30,15 @@ class Arm:
     task: ParticleTask = ParticleTask()
     evaluations: int = 1
     """Points of the learning curve, the end included."""
+    episodes: int | None = None
+    """Demonstrations, if not those of the scale."""
 
     def planned(self, scale: Scale, seed: int) -> Planned:
-        job = training(self.trial, scale, seed, self.label, task=self.task, steps=self.steps, followed=False).job
-        every = max(1, self.steps // self.evaluations)
-        return Planned(replace(job, evaluate_every=every), {"steps": self.steps})
+        steps = min(self.steps, scale.steps) if scale.small else self.steps
+        settings: Any = {"task": self.task, "episodes": self.episodes, "steps": steps, "followed": False}
+        job = training(self.trial, scale, seed, self.label, **settings).job
+        every = max(1, steps // self.evaluations)
+        return Planned(replace(job, evaluate_every=every), {"steps": steps})
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Comparison:
     other_metric: str = ""
     """The other's number, where it is not the same."""
     decides: bool = False
+    level: float = 0.0
+    """If it is set, an exact sign-flip test must reach this level too."""
 
     @property
     def name(self) -> str:
@@ -54,7 +64,7 @@ class Comparison:
 
 
 class Inquiry(ABC):
-    """A study with its rule. Subclasses are final."""
+    """A question with a rule that records answer."""
 
     slug: ClassVar[str]
     title: ClassVar[str]
@@ -67,25 +77,20 @@ class Inquiry(ABC):
     shown: ClassVar[tuple[str, ...]]
     """The numbers of the table, by their names in a record's result."""
 
-    scale: Scale = PAPER
-
     @abstractmethod
-    def arms(self) -> Sequence[Arm]: ...
+    def labels(self) -> Sequence[str]:
+        """Of its arms."""
 
     @abstractmethod
     def comparisons(self) -> Sequence[Comparison]: ...
 
-    def order(self) -> Iterable[tuple[Arm, int]]:
-        """Arms with their seeds, in the order in which they run: a whole seed before the next."""
-        return [(arm, seed) for seed in range(self.seeds_needed) for arm in self.arms()]
-
-    def plan(self, finished: Iterable[Record] = ()) -> list[Planned]:
-        """For `cebm sweep`."""
-        return [arm.planned(self.scale, seed) for arm, seed in self.order()]
+    @abstractmethod
+    def records(self, folder: Path) -> Mapping[str, Record]:
+        """The records in a folder, by key."""
 
     def evidence(self, records: Iterable[Record]) -> Evidence:
         """What the records tell so far. A run that diverged counts as 0 in every number."""
-        found: dict[str, dict[int, Record]] = {arm.label: {} for arm in self.arms()}
+        found: dict[str, dict[int, Record]] = {label: {} for label in self.labels()}
         for record in records:
             if record["label"] in found:
                 found[record["label"]][record["seed"]] = record
@@ -128,7 +133,44 @@ class Inquiry(ABC):
             difference = Interval.of_difference(*zip(*pairs, strict=True))
             row["difference"] = difference.to_json()
             row["verdict"] = each.rule(difference) if len(pairs) >= self.seeds_needed else None
+            if each.level:
+                row["p"] = sign_flip([one - two for one, two in pairs])
+                if row["verdict"] is not None and row["p"] >= each.level:
+                    row["verdict"] = "inconclusive"
         return row
+
+
+class Swept(Inquiry):
+    """A study that `cebm sweep` runs. Subclasses are final."""
+
+    measure: ClassVar[str]
+    """What `cebm sweep` measures of a finished run, as `module:function`."""
+    scale: Scale = PAPER
+
+    @abstractmethod
+    def arms(self) -> Sequence[Arm]: ...
+
+    def labels(self) -> list[str]:
+        return [arm.label for arm in self.arms()]
+
+    def order(self) -> Iterable[tuple[Arm, int]]:
+        """Arms with their seeds, in the order in which they run: a whole seed before the next."""
+        return [(arm, seed) for seed in range(self.seeds_needed) for arm in self.arms()]
+
+    def plan(self, finished: Iterable[Record] = ()) -> list[Planned]:
+        return [arm.planned(self.scale, seed) for arm, seed in self.order()]
+
+    def records(self, folder: Path) -> Mapping[str, Record]:
+        return records(folder)
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """The two-sided p of an exact test that a mean of differences is 0: the share of all patterns of signs whose mean
+    is at least as far from 0 (Fisher's randomisation test). With n differences it is at least 2/2ⁿ."""
+    values = np.abs(np.asarray(differences, np.float64))
+    signs = 1 - 2 * ((np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1)
+    observed = abs(float(np.sum(differences)))
+    return float(np.mean(np.abs(signs @ values) >= observed * (1 - 1e-12)))
 
 
 def _number(record: Record, name: str) -> float | None:
@@ -137,44 +179,3 @@ def _number(record: Record, name: str) -> float | None:
         return 0.0
     value = record["result"].get(name)
     return None if value is None else float(value)
-
-
-# ---------------------------------------------------------------------------------------------- as text
-
-
-def markdown(evidence: Evidence) -> str:
-    """The section of the ledger."""
-    about = ", ".join(map(str, evidence["claims"]))
-    lines = [f"### {evidence['title']}", "", f"Claim{'s' if len(evidence['claims']) > 1 else ''} {about}. "]
-    lines[-1] += evidence["rule"]
-    lines += ["", *_table(evidence), ""]
-    lines += [f"- {_sentence(row, evidence['seeds_needed'])}" for row in evidence["comparisons"]]
-    return "\n".join(lines)
-
-
-def _table(evidence: Evidence) -> list[str]:
-    shown = evidence["shown"]
-    lines = [f"| | seeds | {' | '.join(shown)} |", "| --- | --- |" + " --- |" * len(shown)]
-    for label, arm in evidence["arms"].items():
-        cells = [_cell(arm["numbers"].get(name)) for name in shown]
-        lines.append(f"| `{label}` | {len(arm['seeds'])} | {' | '.join(cells)} |")
-    return lines
-
-
-def _cell(values: Sequence[float] | None) -> str:
-    if not values:
-        return "–"
-    found = Interval.of(values)
-    if len(values) == 1:
-        return f"{found.mean:.3f}"
-    return f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})"
-
-
-def _sentence(row: Mapping[str, Any], needed: int) -> str:
-    if not row["seeds"]:
-        return f"{row['what']}: no seed yet."
-    mean, low, high = row["difference"]
-    told = f"{row['what']}: {mean:+.3f}" + ("" if low is None else f" ({low:+.3f} to {high:+.3f})")
-    if row["verdict"] is None:
-        return f"{told}: {row['seeds']} of {needed} seeds, no verdict."
-    return f"{told}, {row['seeds']} seeds: **{row['verdict']}**" + (" (decides)." if row["decides"] else ".")

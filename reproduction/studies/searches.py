@@ -10,10 +10,10 @@ from typing import Any
 from cebm.composition import vary
 from cebm.recipes import find_trial
 from cebm.runs import load_job, restored
-from reproduction.anchored import AVERAGE
+from reproduction.anchoring import AVERAGE
 from reproduction.claims.marginal import DESCRIBED, PAPERS, on_par
 from reproduction.studies.measuring import success
-from reproduction.studies.reading import Arm, Comparison, Inquiry
+from reproduction.studies.reading import Arm, Comparison, Swept
 
 STEPS = 3000
 SEARCHES = {"64 × 10": (64, 10), "512 × 10": (512, 10), "64 × 40": (64, 40)}
@@ -22,7 +22,7 @@ WEIGHTS = ("raw", "averaged")
 DECIDES = "raw, 512 × 10"
 
 
-class Searches(Inquiry):
+class Searches(Swept):
     slug = "searches"
     title = "Is the energy wrong, or the search?"
     claims = (11,)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cebm.cli import main
-from reproduction import anchored, command, running
+from reproduction import anchoring, command, running
 from reproduction.claims import CLAIMS
 from reproduction.ledger import Claim
 from reproduction.page import ledger, prose, write_ledger, write_page
@@ -55,9 +55,9 @@ def test_the_ledger_says_what_the_records_say(tmp_path: Path) -> None:
     write_claim(out, 3, verdict="inconclusive", settings={"name": "smoke", "steps": 30, "evaluation_episodes": 10})
     assert write_ledger(out) == tmp_path / "results.md"
     text = (tmp_path / "results.md").read_text()
-    assert "Of the paper's 16 claims 3 are measured: 1 holds, 1 does not hold and 1 is inconclusive." in text
+    assert "Of the paper's 17 claims 3 are measured: 1 holds, 1 does not hold and 1 is inconclusive." in text
     assert text.count("run at aaaabbbbcc-dirty, fedcba9876, judged at 0123456789.") == 3
-    assert "Not yet measured: 1 integral, 4 noise, 5 chains" in text and "16 descent." in text
+    assert "Not yet measured: 1 integral, 4 noise, 5 chains" in text and "17 explicit-parts." in text
     assert "Claim 3: measured at the smoke scale" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}  # H(y|x) does not break the table
@@ -71,12 +71,12 @@ def test_the_ledger_says_what_the_records_say(tmp_path: Path) -> None:
         assert text.count(part) == 3
     # And it follows them: another verdict is another ledger.
     write_claim(out, 2, verdict="does not hold")
-    assert "Of the paper's 16 claims 3 are measured: 0 hold, 2 do not hold and 1 is inconclusive." in ledger(out)
+    assert "Of the paper's 17 claims 3 are measured: 0 hold, 2 do not hold and 1 is inconclusive." in ledger(out)
     for claim in CLAIMS:
         write_claim(out, claim.number, slug=claim.slug)
     for made_up in out.glob("*-slug-*"):
         made_up.unlink()
-    assert "Of the paper's 16 claims 16 hold, 0 do not hold" in ledger(out) and "Not yet" not in ledger(out)
+    assert "Of the paper's 17 claims 17 hold, 0 do not hold" in ledger(out) and "Not yet" not in ledger(out)
 
 
 def test_the_ledger_says_how_long_its_runs_took(tmp_path: Path) -> None:
@@ -128,6 +128,26 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
         ledger(tmp_path)
 
 
+def test_studies_stand_beside_the_claims_that_they_are_about(tmp_path: Path) -> None:
+    write_claim(tmp_path, 2)
+    assert "Further evidence" not in ledger(tmp_path)
+    (tmp_path / "studies").mkdir()
+    rows = [
+        {"what": "a − b (success)", "decides": True, "seeds": 5, "difference": [0.1, 0.05, 0.15], "verdict": "holds"},
+        {"what": "c − b (success)", "decides": False, "seeds": 2, "difference": [0.1, -0.5, 0.7], "verdict": None},
+    ]
+    arms = {"a": {"seeds": [0, 1], "numbers": {"success": [0.5, 0.7]}}, "b": {"seeds": [0], "numbers": {}}}
+    study = {"title": "A study", "claims": [2], "rule": "Its rule.", "seeds_needed": 5, "shown": ["success"]}
+    study |= {"arms": arms, "comparisons": rows}
+    (tmp_path / "studies" / "one.json").write_text(json.dumps(study))
+    text = ledger(tmp_path)
+    decided = "a − b (success): +0.100 (+0.050 to +0.150), 5 seeds: **holds** (decides)."
+    assert f"- **Further evidence:** [A study](#a-study): {decided}\n" in text
+    assert "\n### A study\n\nClaim 2. Its rule.\n" in text
+    assert "| `a` | 2 | 0.600 (-0.671 to 1.871) |" in text and "| `b` | 1 | – |" in text
+    assert "- c − b (success): +0.100 (-0.500 to +0.700): 2 of 5 seeds, no verdict." in text
+
+
 def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
     tracked = subprocess.run(["git", "ls-files", "reproduction/results/runs"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode or not (ROOT / ".git").exists():
@@ -140,7 +160,7 @@ def test_the_records_that_a_reproduction_resumes_from_are_committed() -> None:
 def test_every_record_says_what_was_run() -> None:
     """A record stands for itself: its settings are there, and they are those of the task with its key."""
     tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(PAPER, range(10))}
-    tasks |= {task.key: task for task in anchored.tasks(PAPER, range(10))}
+    tasks |= {task.key: task for task in anchoring.tasks(PAPER, range(10))}
     for path in sorted((ROOT / "reproduction/results/runs").glob("*.json")):
         record = json.loads(path.read_text())
         assert record["key"] == path.stem and record["settings"], path.name

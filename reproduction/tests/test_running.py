@@ -214,7 +214,7 @@ def test_a_claim_that_cannot_be_judged_does_not_cost_the_others(tmp_path: Path) 
     with pytest.raises(ReproductionError, match=r"^1 failed.*broken: KeyError"):
         reproduce([bad, good], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert json.loads((tmp_path / "results/99-counted.json").read_text())["verdict"] == "inconclusive"
-    assert "16 claims 1 is measured: 0 hold," in (tmp_path / "results.md").read_text()
+    assert "17 claims 1 is measured: 0 hold," in (tmp_path / "results.md").read_text()
     assert "Traceback" in (tmp_path / "results/failures.txt").read_text()
     reproduce([good], TINY, 2, INLINE, tmp_path / "results", tmp_path / "runs", retries=0)
     assert not (tmp_path / "results/failures.txt").exists()  # it would be of the last time

@@ -1,19 +1,35 @@
 """The studies beside the claims: their runs, the rules that read them, and what becomes of the records."""
 
+import importlib
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from cebm.composition import vary
+from cebm.energies import Residual
 from cebm.engines import Local
+from cebm.negatives.marginal import MarginalActionSampler
+from cebm.objectives import GradientPenalty
 from cebm.recipes import find_trial
-from cebm.runs import restored, train
+from cebm.runs import restored, train, trainer_of
+from cebm.storage import write_document
 from cebm.sweep import sweep
-from reproduction.studies import searches
-from reproduction.studies.reading import markdown
+from cebm.tasks import ParticleTask
+from reproduction.evidence import markdown
+from reproduction.intervals import Interval
+from reproduction.studies import measuring, searches, shared, sixteen, ten_seeds
+from reproduction.studies.__main__ import NAMES, find_study, write_evidence
+from reproduction.studies.reading import Swept, sign_flip
 from reproduction.studies.searches import DECIDES, SEARCHES, WEIGHTS, Searches, measured
-from reproduction.trainings import SMOKE, training
+from reproduction.trainings import PAPER, SMOKE, training
+
+RESULTS = Path(__file__).parents[1] / "results"
+TOY = replace(SMOKE, steps=4, demonstrations=4, many=4, evaluate_every=4, evaluation_episodes=1)
 
 PAIR = f"correct-mas-maxent − ibc ({DECIDES})"
 
@@ -94,6 +110,112 @@ def test_raw_and_averaged_weights_are_both_measured(tmp_path: Path, monkeypatch:
     raw, averaged = (trainer.policy(averaged=one).energy.last.bias.item() for one in (False, True))
     assert raw != averaged
     assert seen == [(bias, *effort) for bias in (raw, averaged) for effort in SEARCHES.values()]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ten_seeds"])
+def test_a_study_names_its_runs_and_reads_what_it_measures(name: str) -> None:
+    study = find_study(name)
+    assert isinstance(study, Swept) and study.slug == name
+    planned = study.plan()
+    assert len({run.key for run in planned}) == len(study.arms()) * study.seeds_needed
+    assert {run.job.seed for run in planned} == set(range(study.seeds_needed))
+    assert study.measure == f"reproduction.studies.{name}:measured"
+    labels = {arm.label for arm in study.arms()}
+    assert {each.arm for each in study.comparisons()} | {each.other for each in study.comparisons()} <= labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ten_seeds"])
+def test_a_study_runs_end_to_end_at_toy_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number that its table shows and its comparisons read is measured; a later reading adds to the first."""
+    study = find_study(name)
+    monkeypatch.setattr(type(study), "scale", TOY)
+    monkeypatch.setattr(measuring, "EPISODES", 2)
+    found = importlib.import_module(f"reproduction.studies.{name}").measured
+    (tmp_path / "records").mkdir()
+    told: set[str] = set()
+    for i, arm in enumerate(study.arms()):  # type: ignore[attr-defined]
+        run = arm.planned(TOY, 0)
+        train(run.job, tmp_path / "runs" / run.key)
+        result = found(tmp_path / "runs" / run.key)
+        told |= result.keys()
+        row = {"key": run.key, "label": arm.label, "seed": 0, "seconds": 1.0, "commit": "c", "result": result}
+        write_document(tmp_path / "records" / f"{run.key}.json", row)
+        evidence = write_evidence(study, tmp_path, tmp_path / "results") if i else None
+    assert {*study.shown, *(each.metric for each in study.comparisons())} <= told
+    assert evidence is None or len(evidence["runs"]) == len(study.arms())  # type: ignore[attr-defined]
+
+
+def test_an_exact_test_by_hand() -> None:
+    assert sign_flip([1.0, 2.0, 3.0]) == 2 / 8  # only +++ and −−− are as far from 0
+    assert sign_flip([1.0, -2.0, 3.0]) == 6 / 8  # a sum of 2 or more: ±(6, 4, 2)
+    assert sign_flip([0.0, 0.0]) == 1.0
+    assert sign_flip([0.1] * 10) == 2 / 2**10
+
+
+def test_the_exact_test_keeps_its_level(rng: np.random.Generator) -> None:
+    """Of 4,000 samples without an effect a share of at most 2.5 % has p < 0.025; 4.5 standard deviations above it."""
+    draws = rng.standard_normal((4000, 7))
+    share = np.mean([sign_flip(list(row)) < 0.025 for row in draws])
+    assert share < 0.025 + 4.5 * np.sqrt(0.025 * 0.975 / 4000)
+    assert share > 0.005  # 2/128 of the patterns are that extreme
+
+
+def of_ten(gain: float, spread: float, seeds: int = 10) -> dict[str, Any]:
+    rows = []
+    for seed in range(seeds):
+        for name, value in (("ibc", 0.6 + gain + spread * (-1) ** seed), ("correct", 0.6)):
+            rows.append(record(name, seed, {ten_seeds.HELD_OUT: value}))
+    return compared(ten_seeds.study.evidence(rows), f"ibc − correct ({ten_seeds.HELD_OUT})")
+
+
+def test_ten_seeds_need_the_interval_and_the_exact_test() -> None:
+    assert of_ten(0.1, 0.02)["verdict"] == "holds" and of_ten(0.1, 0.02)["p"] == 2 / 1024
+    assert of_ten(-0.1, 0.02)["verdict"] == "does not hold"
+    assert of_ten(0.01, 0.1)["verdict"] == "inconclusive"
+    assert of_ten(0.1, 0.02, seeds=9)["verdict"] is None
+
+
+def test_the_ledger_s_own_records_are_read_with_ten_seeds() -> None:
+    found = ten_seeds.study.records(RESULTS)
+    assert {row["label"] for row in found.values()} == set(ten_seeds.study.labels())
+    mine = next(row for row in found.values() if row["label"] == "correct" and row["seed"] == 2)
+    whole = json.loads((RESULTS / "runs" / f"{mine['key']}.json").read_text())["result"]
+    assert mine["result"][ten_seeds.HELD_OUT] == whole["last"]["success"]
+    assert mine["result"][ten_seeds.ENTROPY] == whole["conditional_entropy"]
+
+
+def test_shared_negatives_are_compared_at_equal_time() -> None:
+    points = [[250, 0.1], [500, 0.4], [750, 0.6]]
+    assert shared.at_time(points, 0.1, 60.0) == 0.4
+    assert shared.at_time(points, 0.1, 10.0) is None
+    assert shared.at_time(points, 0.1, 75.0) == 0.6
+    assert shared.free(Interval(-0.02, -0.05, 0.01)) == "holds"
+    assert shared.free(Interval(-0.2, -0.3, -0.1)) != "holds"
+
+
+def test_a_marginal_that_is_flat_has_the_density_of_the_box_and_a_histogram_more() -> None:
+    trial = vary(find_trial("correct-mas-maxent"), **{"optimiser.average": 0.5})
+    task = ParticleTask(goal_clusters=2)
+    job = training(trial, SMOKE, 0, "mas", task=task, steps=4, followed=False).job
+    trainer = trainer_of(job)
+    sampler = next(module for module in trainer.learner.modules() if isinstance(module, MarginalActionSampler))
+    with torch.no_grad():
+        for weight in sampler.marginal.parameters():
+            weight.zero_()
+    found = measuring.marginal_fit(trainer, job)
+    assert found["log p, learnt marginal"] == pytest.approx(found["log p, uniform"], abs=1e-5)
+    assert found["log p, histogram"] > found["log p, uniform"] + 0.3  # goals lie in clusters, and actions at goals
+    plain = trainer_of(training("ibc", SMOKE, 0, steps=4, followed=False).job)
+    assert measuring.marginal_fit(plain, job) == {}
+
+
+def test_the_settings_of_sixteen_dimensions_are_the_full_ones() -> None:
+    trial = sixteen.full_settings(PAPER)
+    assert trial.objective.source.sampler.steps == trial.acting.sampler.steps == 100
+    assert isinstance(trial.energy, Residual) and trial.penalties == (GradientPenalty(1.0, margin=1.0),)
+    run = sixteen.study.plan()[0].job
+    assert (run.steps, run.episodes, run.task) == (10_000, 2000, ParticleTask(dim=16))
 
 
 @pytest.mark.slow

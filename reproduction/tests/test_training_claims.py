@@ -18,6 +18,7 @@ from cebm.recipes import find_trial, vary
 from cebm.samplers import Langevin
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
+from reproduction import anchoring
 from reproduction.claims import chains, dimensions, joint, mcmc_loss, noise
 from reproduction.claims.chains import Chains
 from reproduction.claims.dimensions import Dimensions, skill
@@ -64,6 +65,7 @@ def result(
             for step in (10, 30, 50, 51, 75, 100)
         ],
         "last": {"success": success},
+        "raw": {"success": success},
         "conditional_entropy": entropy,
         "mutual_information": information,
         "coarse": 0.0,
@@ -72,14 +74,22 @@ def result(
 
 def judged(claim: Claim, made: Callable[[str, int], Result], seeds: int = 5) -> Finding:
     """The finding on results that are a function of label and seed."""
-    tasks = claim.tasks(PAPER, range(seeds))
-    results = Results.of(tasks, {task.key: made(task.label, task.seed) for task in tasks})
-    return claim.judge(results)
+    tasks = {task.key: task for task in claim.tasks(PAPER, range(seeds))}
+    known = {key: made(task.label, task.seed) for key, task in tasks.items()}
+    while more := [task for task in claim.further(PAPER, range(seeds), known) if task.key not in known]:
+        tasks |= {task.key: task for task in more}
+        known |= {task.key: made(task.label, task.seed) for task in more}
+    return claim.judge(Results.of(tasks.values(), known))
 
 
 def by_success(claim: Claim, success: dict[str, float], spread: float = 0.01) -> Verdict:
     """The verdict where each trial has this success, and seeds differ by `spread` in each trial on its own."""
-    return judged(claim, lambda label, seed: result(success[label] + spread * wave(label, seed))).verdict
+
+    def made(label: str, seed: int) -> Result:
+        family = next((name for name in success if label.startswith(f"{name}-anchored")), label)
+        return result(success[family] + spread * wave(family, seed))
+
+    return judged(claim, made).verdict
 
 
 def wave(label: str, seed: int) -> float:
@@ -98,7 +108,11 @@ def test_all_claims_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(noise, "SIGMAS", (1.0, 0.1))
     monkeypatch.setattr(dimensions, "DIMENSIONS", (2, 3))
     out, runs = tmp_path / "results", tmp_path / "runs"
-    tasks = {task.key: task for claim in CLAIMS for task in claim.tasks(TINY, [0])}
+    tasks = {task.key: task for claim in CLAIMS for task in (*claim.tasks(TINY, [0]), *claim.further(TINY, [0], {}))}
+    assert (
+        sum(task.label.startswith(("mcmc-loss-anchored", "conditional-maxent-anchored")) for task in tasks.values())
+        == 6
+    )
     for task in tasks.values():
         run_short(task, out, runs)
     findings = reproduce(CLAIMS, TINY, 1, Local(1), out, runs)  # nothing is missing, so it only judges
@@ -335,9 +349,54 @@ def test_mcmc_loss_verdicts() -> None:
     assert find_trial("mcmc-loss") == replace(find_trial("ibc"), objective=MCMC(find_trial("ibc").objective.source, 8))
     found = judged(McmcLoss(), lambda label, seed: result(0.5)).comment
     assert "lie 10 (10 to 10) above" in found and "have 50 % of their moves clipped" in found  # the last of the log
-    assert "not merely no better" not in found
+    assert "Without an anchor the loss fails" not in found
     worse = judged(McmcLoss(), lambda label, seed: result(0.8 if label == "ibc" else 0.0))
-    assert worse.verdict == "holds" and "not merely no better" in worse.comment
+    assert worse.verdict == "holds" and "Without an anchor the loss fails" in worse.comment
+
+
+def test_the_anchored_loss_decides_with_the_weight_that_validation_chose() -> None:
+    def made(label: str, seed: int) -> Result:
+        validation = {"mcmc-loss-anchored-0.1": 0.9}.get(label, 0.1)
+        held_out = {"ibc": 0.5, "mcmc-loss-anchored-0.1": 0.8}.get(label, 0.0)
+        return result(validation) | {key: {"success": held_out + 0.01 * wave(label, seed)} for key in ("last", "raw")}
+
+    found = judged(McmcLoss(), made)
+    assert found.verdict == "does not hold"  # an improvement, though the bare loss has none
+    assert found.numbers["anchored"]["weight"] == 0.1 and len(found.numbers["anchored"]["success"]["0.1"]) == 5
+    assert found.numbers["anchored"]["success"].keys() == {"0.01", "0.1", "1"}
+    assert all(len(found.numbers["anchored"]["success"][weight]) == 2 for weight in ("0.01", "1"))
+    assert found.numbers["decisive"][0] == pytest.approx(0.3, abs=1e-6)
+    assert "(chosen weight 0.1), +30.0 points" in found.measured and "no verdict" not in found.measured
+
+
+@pytest.mark.parametrize("claim", [McmcLoss(), MaxEnt()], ids=lambda claim: claim.slug)
+def test_anchored_losses_have_no_verdict_before_five_seeds(claim: Claim) -> None:
+    def made(label: str, seed: int) -> Result:
+        return result(0.5 + 0.01 * wave(label, seed))
+
+    four = judged(claim, made, seeds=4)
+    assert four.verdict == "inconclusive" and "4 of 5 seeds, no verdict" in four.measured
+    assert judged(claim, made).verdict == "holds"
+    tasks = claim.tasks(PAPER, range(5))  # no anchored run at all
+    none = claim.judge(Results.of(tasks, {task.key: made(task.label, task.seed) for task in tasks}))
+    assert none.verdict == "inconclusive" and none.measured.startswith("Anchored: no weight is chosen yet")
+    json.dumps(none.numbers, allow_nan=False)
+
+
+def test_a_weight_is_chosen_by_two_seeds_and_the_rest_of_the_seeds_follow() -> None:
+    known: dict[str, Result] = {}
+    family = "conditional-maxent-both"
+    first = anchoring.planned(family, PAPER, range(5), known)
+    assert [(task.label.rpartition("-")[2], task.seed) for task in first] == [
+        (weight, seed) for seed in (0, 1) for weight in ("0.01", "0.1", "1")
+    ]
+    # The mean over the seeds counts, and of two that are equal the smaller weight.
+    success = {("0.01", 0): 0.9, ("0.01", 1): 0.1, ("0.1", 0): 0.6, ("0.1", 1): 0.6, ("1", 0): 0.6, ("1", 1): 0.6}
+    for task in first:
+        known[task.key] = result(success[task.label.rpartition("-")[2], task.seed])
+    later = anchoring.planned(family, PAPER, range(5), known)[len(first) :]
+    assert [(task.label, task.seed) for task in later] == [(f"{family}-0.1", seed) for seed in (2, 3, 4)]
+    assert anchoring.planned(family, PAPER, range(2), known) == first
 
 
 def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
@@ -355,7 +414,7 @@ def test_no_better_needs_an_interval_that_excludes_improvement() -> None:
 def test_maxent_verdicts() -> None:
     def verdict(maxent: float, correct: float, ibc: float, spread: float = 0.01, little: float = 0.5) -> Verdict:
         success = {"conditional-maxent": maxent, "correct": correct, "ibc": ibc, LITTLE: little}
-        success |= dict.fromkeys(BESIDE, 0.99)  # they decide nothing
+        success |= dict.fromkeys(BESIDE, 0.99)  # they decide nothing, nor does the bare loss
         return by_success(MaxEnt(), success, spread)
 
     assert verdict(0.4, 0.1, 0.5) == "holds"
@@ -383,7 +442,8 @@ def test_a_loss_that_runs_away_is_spoken_of() -> None:
 
     assert "no minimum" in finding(200.0).comment and "lie 202 (200 to 204) above" in finding(200.0).comment
     assert "no minimum" not in finding(20.0).comment
-    assert finding(200.0).verdict == "does not hold"
+    assert "(usable: does not hold, not better: holds)" in finding(200.0).measured  # of the bare loss, deciding nothing
+    assert finding(200.0).verdict == "holds"
 
 
 def test_what_an_energy_looks_like_is_told_as_measured() -> None:

@@ -362,6 +362,8 @@ class Reproduce(OnEngine):
     from the repository, where it exists. Without them that comparison is skipped."""
     report: bool = False
     """Run nothing: write one HTML page beside the folder, from the records that are there."""
+    judge: bool = False
+    """Run nothing: judge the claims anew by the records that are there, and write the ledger."""
 
     def __call__(self) -> None:
         from_checkout("reproduction.command").reproduce_claims(self)

@@ -155,6 +155,9 @@ class Tuning:
     direction: Literal["maximise", "minimise"] = "maximise"
     seed: int = 0
     """Of the search itself."""
+    pruner: Any = None
+    """A pruner of Optuna, such as `optuna.pruners.MedianPruner(n_startup_trials=4)`: settings run with one seed after
+    the other, and are given up when the pruner says so by the mean over the seeds so far. None: all run with all."""
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.together < 1:
@@ -170,20 +173,44 @@ class Tuning:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=2 * self.together)
         direction: Any = {"maximise": "maximize", "minimise": "minimize"}[self.direction]
-        study = optuna.create_study(direction=direction, sampler=sampler)
+        pruner = self.pruner if self.pruner is not None else optuna.pruners.NopPruner()
+        study = optuna.create_study(direction=direction, sampler=sampler, pruner=pruner)
         known = {record["key"]: record for record in finished}
         planned: list[Planned] = []
         while len(study.trials) < self.trials:
             asked = [study.ask() for _ in range(min(self.together, self.trials - len(study.trials)))]
-            rows = [self._runs(trial) for trial in asked]
-            planned += [run for row in rows for run in row]
-            if any(run.key not in known for row in rows for run in row):
+            named, over = self._round(study, asked, known)
+            planned += named
+            if not over:
                 break  # this round is not finished
-            for trial, row in zip(asked, rows, strict=True):
-                value = self._value([known[run.key] for run in row])
-                state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
-                study.tell(trial, value, state=state)
         return planned
+
+    def _round(self, study: Any, asked: Sequence[Any], known: Mapping[str, Record]) -> tuple[list[Planned], bool]:
+        """The runs of some settings as far as their records go, and whether all of them are over. With a pruner a seed
+        of all settings comes before the next seed of any."""
+        from optuna.trial import TrialState
+
+        rows = [self._runs(trial) for trial in asked]
+        stages = [[run] for run in range(len(self.seeds))] if self.pruner is not None else [[*range(len(self.seeds))]]
+        planned: list[Planned] = []
+        ended: dict[int, Any] = {}  # settings that were given up, with Optuna's word for it
+        for stage in stages:
+            now = [i for i in range(len(rows)) if i not in ended]
+            planned += [rows[i][run] for i in now for run in stage]
+            if any(rows[i][run].key not in known for i in now for run in stage):
+                return planned, False
+            for i in now if self.pruner is not None else ():
+                value = self._value([known[run.key] for run in rows[i][: stage[-1] + 1]])
+                if value is None:
+                    ended[i] = TrialState.FAIL
+                    continue
+                asked[i].report(value, stage[-1])
+                if asked[i].should_prune():
+                    ended[i] = TrialState.PRUNED
+        for i, (trial, row) in enumerate(zip(asked, rows, strict=True)):
+            value = None if i in ended else self._value([known[run.key] for run in row])
+            study.tell(trial, value, state=ended.get(i, TrialState.FAIL if value is None else TrialState.COMPLETE))
+        return planned, True
 
     def _runs(self, trial: Any) -> list[Planned]:
         values = {name: _suggested(trial, name, given) for name, given in self.space.items()}

@@ -18,6 +18,10 @@ from cebm.demonstrations import Demonstrations
 from cebm.tasks.base import Actor, Handle, RollOut, Sketch, Task, Value, check_episodes, check_max_steps
 
 ENV_ID = "cebm/Particle-v0"
+_CLUSTER_SPREAD = 0.05
+"""Standard deviation of goals around their place."""
+_CLUSTER_MARGIN = 0.15
+"""Distance of the places from the walls."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,13 @@ class ParticleTask(Task):
     """The expert leaves its first goal once it came this near."""
     wait: int = 0
     """Control steps for which the expert stays at its first goal (allow for them in `steps`)."""
+    goal_clusters: int = 0
+    """Goals lie around this many places, which are the same in all episodes; 0: anywhere. The expert acts at goals, so
+    that the marginal p(y) of its actions is then far from uniform."""
 
     def __post_init__(self) -> None:
         # Plain numbers, whatever came in: the settings are written as JSON.
-        for name, least in {"dim": 1, "steps": 1, "inner_steps": 1, "wait": 0}.items():
+        for name, least in {"dim": 1, "steps": 1, "inner_steps": 1, "wait": 0, "goal_clusters": 0}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise ValueError(f"ParticleTask: {name} is {value!r}, expected an integer of {least} or more")
@@ -218,6 +225,9 @@ class BatchedParticle:
         self.episodes = _episode_indices(seed, episodes)
         starts = np.stack([_stream(seed, index).random((3, self.task.dim)) for index in self.episodes.tolist()])
         self.position, self.first_goal, self.second_goal = np.moveaxis(starts, 1, 0).copy()
+        if self.task.goal_clusters:
+            goals = np.stack([_clustered(self.task, seed, index) for index in self.episodes.tolist()])
+            self.first_goal, self.second_goal = np.moveaxis(goals, 1, 0).copy()
         self.velocity = np.zeros_like(self.position)
         self.step_count = 0
         self._min_first = _distance(self.position, self.first_goal)
@@ -418,6 +428,20 @@ def _episode_indices(seed: int, episodes: int | Sequence[int] | np.ndarray) -> I
     if indices.ndim != 1 or indices.size == 0 or indices.dtype.kind not in "iu" or indices.min() < 0:
         raise ValueError(f"episodes is {episodes!r}, expected a positive number or indices of 0 or more")
     return indices.astype(np.int64)
+
+
+def cluster_places(task: ParticleTask) -> Float64[np.ndarray, "clusters dim"]:
+    """Where the goals of a task with clusters lie: places that its settings alone decide."""
+    places = _stream(task.goal_clusters, task.dim, 3).random((task.goal_clusters, task.dim))
+    return _CLUSTER_MARGIN + (1 - 2 * _CLUSTER_MARGIN) * places
+
+
+def _clustered(task: ParticleTask, seed: int, index: int) -> Float64[np.ndarray, "2 dim"]:
+    """The two goals of an episode: each near a place of its own choice, in the unit cube. From a stream of their own:
+    the agent's start is that of the task without clusters."""
+    stream = _stream(seed, index, 2)
+    places = cluster_places(task)[stream.integers(task.goal_clusters, size=2)]
+    return np.clip(places + _CLUSTER_SPREAD * stream.standard_normal(places.shape), 0.0, 1.0)
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
