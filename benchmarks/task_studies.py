@@ -56,8 +56,6 @@ from cebm.units import Gaussian, PlanarMirror, PlanarPose, Relative
 
 EPISODES = 200
 HISTORY, HORIZON, EXECUTE = 2, 16, 8
-CLOSENESS = 100.0
-"""Of one chunk to the last, where one action is executed (`cebm.Search.closeness`)."""
 
 
 AS_TRAINED = "as trained"
@@ -90,10 +88,10 @@ def way_of(**acting: Any) -> Way:
 _STILL = Langevin("ibc", 1, Constant(1e-12), noise=0.0, margin=None)
 """Leaves candidates where they were drawn."""
 NEAR = Way(
-    lambda policy: replace(policy, acting=vary(policy.acting, closeness=CLOSENESS, candidates=64)),
+    lambda policy: replace(policy, acting=vary(policy.acting, closeness=10.0, inertia=0.75)),
     {"execute": 1, "warm_start": True},
 )
-"""Draws anew at every step, among more candidates, and prefers those that go on with the last plan."""
+"""Draws anew at every step, prefers draws that go on with the last plan, and keeps most of that."""
 _ANNEALED = {
     "as trained": Way(),
     "one draw": way_of(choice="first", candidates=1),
