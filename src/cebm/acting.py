@@ -126,7 +126,8 @@ class Search:
     normalised units, and candidates begin as without it. 0: they begin around the last action instead."""
     inertia: float = 0.0
     """Share of the last action in the new one, where it is given and closeness counts. A chunk that is drawn anew at
-    every step is a little slower each time, until the policy stands still; the last chunk keeps its speed."""
+    every step is a little slower each time, until the policy stands still; the last chunk keeps its speed. It is made for a
+    `Runner` that executes 1: after more, a good part of the last chunk is its held end."""
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -151,12 +152,13 @@ class Search:
         sampler = self._sampler(problem)
         start, others = self._begin(problem)
         actions = problem.clip(moved(sampler, problem.energy, problem.context, start, problem.generator))
-        if problem.previous is not None and self.inertia:
-            actions = problem.clip(actions + self.inertia * (problem.previous.unsqueeze(1) - actions))
         energies = problem.energies(actions)
         index = (energies + self._away(problem, actions)).min(1).indices
         if self.choice == "draw":  # the drawn one comes first, unless it ran away
             index = index.masked_fill(energies[:, 0] < torch.inf, 0)
+        if problem.previous is not None and self.inertia:  # what was found is the better one to choose among
+            actions = problem.clip(actions + self.inertia * (problem.previous.unsqueeze(1) - actions))
+            energies = problem.energies(actions)
         if problem.everything and others is not None:
             others = problem.clip(others)
             actions = torch.cat([actions, others], 1)
