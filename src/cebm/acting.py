@@ -126,7 +126,7 @@ class Search:
     normalised units, and candidates begin as without it. 0: they begin around the last action instead."""
     inertia: float = 0.0
     """Share of the last action in the new one, where it is given and closeness counts. A chunk that is drawn anew at
-    every step is a little slower each time, until the policy stands still; the last chunk keeps its speed. It is made for a
+    every step is a little slower each time, until the policy stands still; the last chunk keeps its speed. For a
     `Runner` that executes 1: after more, a good part of the last chunk is its held end."""
 
     def __post_init__(self) -> None:
