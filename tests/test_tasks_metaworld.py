@@ -73,6 +73,18 @@ def test_a_model_is_read_once_and_every_simulator_has_its_own(monkeypatch: pytes
 
 
 @needs_metaworld
+def test_a_machine_without_opengl_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MetaWorldEnv("reach-v3")
+
+    def render() -> Any:
+        raise AttributeError("'NoneType' object has no attribute 'glGetError'")
+
+    monkeypatch.setattr(env.simulator, "render", render)
+    with pytest.raises(RuntimeError, match=r"no OpenGL .* set MUJOCO_GL=egl or MUJOCO_GL=osmesa"):
+        env.render()
+
+
+@needs_metaworld
 def test_the_rows_are_the_same_for_any_number_of_workers() -> None:
     def rows(workers: int) -> list[dict[str, Any]]:
         task = MetaWorld("reach-v3", max_steps=60)
