@@ -110,6 +110,11 @@ WAYS: dict[str, dict[str, Way]] = {
         "executing 1, from the last plan": Way(effort={"execute": 1, "warm_start": True}),
         "executing 1, near the last plan": NEAR,
     },
+    "steady, 32 components": {
+        "as trained": Way(),
+        "without f": Way(without_tilt),
+        "executing 1, near the last plan": NEAR,
+    },
     "steady, horizon 16": {"as trained": Way(), **{f"executing {n}": Way(effort={"execute": n}) for n in (4, 16)}},
     "mdn": {"as trained": Way(), "drawn": Way(lambda policy: replace(policy, acting=Search(_STILL, 1, "draw")))},
 }
@@ -228,6 +233,8 @@ forks = Results(
     "runs/forks.npz",
     {
         "steady": Recipe("steady", 3_000),
+        # There are 24 ways, and eight components for them.
+        "steady, 32 components": Recipe("steady", 3_000, {"components": 32}),
         "mse": Recipe("mse", 3_000),
         "nearest": Recipe("nearest", 1),
         "two-step": Recipe("two-step", 3_000),
@@ -384,7 +391,7 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     plain = {"table": rows, "records": [{k: v for k, v in row.items() if k != "settings"} for row in found]}
     if arguments.experts is not None:
-        plain["experts"] = experts({"forks": forks, "metaworld": metaworld}[arguments.experts])
+        plain["experts"] = experts(forks if arguments.experts == "forks" else metaworld)
     write_atomically(arguments.out, (json.dumps(plain) + "\n").encode())
 
 
