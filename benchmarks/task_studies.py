@@ -56,8 +56,6 @@ from cebm.units import Gaussian, PlanarMirror, PlanarPose, Relative
 
 EPISODES = 200
 HISTORY, HORIZON, EXECUTE = 2, 16, 8
-CLOSENESS = 100.0
-"""Of one chunk to the last, where one action is executed (`cebm.Search.closeness`)."""
 
 
 AS_TRAINED = "as trained"
@@ -90,10 +88,10 @@ def way_of(**acting: Any) -> Way:
 _STILL = Langevin("ibc", 1, Constant(1e-12), noise=0.0, margin=None)
 """Leaves candidates where they were drawn."""
 NEAR = Way(
-    lambda policy: replace(policy, acting=vary(policy.acting, closeness=CLOSENESS, candidates=64)),
+    lambda policy: replace(policy, acting=vary(policy.acting, closeness=10.0, inertia=0.75)),
     {"execute": 1, "warm_start": True},
 )
-"""Draws anew at every step, among more candidates, and prefers those that go on with the last plan."""
+"""Draws anew at every step, prefers draws that go on with the last plan, and keeps most of that."""
 _ANNEALED = {
     "as trained": Way(),
     "one draw": way_of(choice="first", candidates=1),
@@ -110,6 +108,11 @@ WAYS: dict[str, dict[str, Way]] = {
         "without the denoising step": way_of(sampler=_STILL),
         "executing 1": Way(effort={"execute": 1}),
         "executing 1, from the last plan": Way(effort={"execute": 1, "warm_start": True}),
+        "executing 1, near the last plan": NEAR,
+    },
+    "steady, 32 components": {
+        "as trained": Way(),
+        "without f": Way(without_tilt),
         "executing 1, near the last plan": NEAR,
     },
     "steady, horizon 16": {"as trained": Way(), **{f"executing {n}": Way(effort={"execute": n}) for n in (4, 16)}},
@@ -230,6 +233,8 @@ forks = Results(
     "runs/forks.npz",
     {
         "steady": Recipe("steady", 3_000),
+        # There are 24 ways, and eight components for them.
+        "steady, 32 components": Recipe("steady", 3_000, {"components": 32}),
         "mse": Recipe("mse", 3_000),
         "nearest": Recipe("nearest", 1),
         "two-step": Recipe("two-step", 3_000),
@@ -263,7 +268,11 @@ def _metaworld(name: str, style: Style, recipes: Mapping[str, Recipe], seeds: Se
     return Results(MetaWorld(name, style), data, recipes, seeds, episodes=20, case=f"{name}, {style}")
 
 
-_TRAINED = {"steady": Recipe("steady", 2_000), "mse": Recipe("mse", 2_000)}
+# Standardised, as `steady` has it: min-max scaling would squeeze the columns of objects that hardly turn.
+_TRAINED = {
+    "steady": Recipe("steady", 2_000),
+    "mse": Recipe("mse", 2_000, {"inputs.obs_scaling": "standardise"}),
+}
 metaworld = Several(
     [
         *(_metaworld(name, style, _TRAINED, tuple(range(5))) for style in STYLES for name in MT10),
@@ -382,7 +391,7 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     plain = {"table": rows, "records": [{k: v for k, v in row.items() if k != "settings"} for row in found]}
     if arguments.experts is not None:
-        plain["experts"] = experts({"forks": forks, "metaworld": metaworld}[arguments.experts])
+        plain["experts"] = experts(forks if arguments.experts == "forks" else metaworld)
     write_atomically(arguments.out, (json.dumps(plain) + "\n").encode())
 
 

@@ -347,6 +347,15 @@ def test_eval_in_other_places(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give one of them" in fails(capsys, "eval", "run", "--env", "Pendulum-v1", "--task", "particle")
 
 
+def test_eval_writes_a_row_per_episode_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.csv"
+    main(["eval", "run/policy", "--episodes", "3", "--task", "particle", "--csv", str(out)])
+    with open(out) as file:
+        rows = list(csv.DictReader(file))
+    assert [row["episode"] for row in rows] == ["0", "1", "2"] and "min_distance_first" in rows[0]
+    assert "--csv does not go with --protocol" in fails(capsys, "eval", "run", "--protocol", "ours", "--csv", str(out))
+
+
 def test_a_full_disk_leaves_the_evaluation_as_it_was(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,23 @@ def test_the_best_policy_by_the_task_is_returned() -> None:
     assert given.limits[0].tolist() == [-1, -1]
 
 
+def test_roll_outs_along_the_way_play_as_many_actions_of_a_chunk_as_the_caller_will() -> None:
+    played: list[int] = []
+
+    class Watched(Ordered):
+        def roll_out(self, actor: Actor, *arguments: Any) -> RollOut:
+            played.append(actor.execute)  # type: ignore[attr-defined]
+            PLAYED.clear()
+            return super().roll_out(actor, *arguments)
+
+    for execute, expected in ((None, 4), (3, 3)):
+        fit(data(), trial=STEADY, steps=1, horizon=4, task=Watched(), evaluations=1, execute=execute)
+        assert played.pop() == expected and not played
+    for task, execute in ((Watched(), 5), (Watched(), 0), (None, 2)):
+        with pytest.raises(ValueError, match=f"between 1 and the horizon 4; got {execute}"):
+            fit(data(), trial=STEADY, steps=1, horizon=4, task=task, execute=execute)
+
+
 def test_without_a_task_the_held_out_episodes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the energy score: that of the second evaluation is made the best."""
     seen: list[tuple[Any, int, int]] = []

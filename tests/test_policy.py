@@ -607,6 +607,22 @@ def test_closeness_chooses_the_mode_that_is_near_and_lets_go_of_one_that_is_gone
         Search(closeness=-1.0)
 
 
+@pytest.mark.parametrize("choice", ["minimum", "draw"])
+def test_inertia_keeps_its_share_of_the_last_action(choice: str) -> None:
+    """Exactly, between the last action and what the same search finds without it; not where there is no last one."""
+    near = Langevin("ibc", 3, Constant(0.005), noise=0.0)
+    plain, heavy = (two_modes(near, choice=choice, closeness=20.0, inertia=share) for share in (0.0, 0.75))
+    obs, last = np.zeros((3, 1)), np.array([[-0.5], [0.1], [0.5]])
+    found, kept = (policy.act(obs, previous=last) for policy in (plain, heavy))
+    np.testing.assert_allclose(kept, 0.75 * last + 0.25 * found, atol=1e-6)
+    np.testing.assert_array_equal(plain.act(obs), heavy.act(obs))
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="inertia must be at least 0 and below 1"):
+            Search(closeness=1.0, inertia=share)
+    with pytest.raises(ValueError, match="needs closeness above 0: a mean of two modes is neither"):
+        Search(inertia=0.5)
+
+
 @dataclass(frozen=True)
 class Downhill:
     """Somebody's sampler: plain gradient descent, with a state of its own and no small steps."""

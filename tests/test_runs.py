@@ -1,5 +1,6 @@
 """Runs that are killed, damaged, starved of disk and resumed."""
 
+import csv
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ import torch
 import cebm.storage
 from cebm import runs, selection
 from cebm.annealing import Annealed
+from cebm.cli import main
 from cebm.composition import vary
 from cebm.demonstrations import Demonstrations
 from cebm.denoising import DenoisingScore, LevelContrast, Sum
@@ -844,3 +846,20 @@ def test_the_commit_is_that_of_the_library(tmp_path: Path, monkeypatch: pytest.M
     assert source_commit() == git("rev-parse", "HEAD") + "-dirty"
     monkeypatch.setenv("PATH", "")
     assert source_commit() is None
+
+
+def test_evaluations_play_as_many_actions_of_a_chunk_as_the_job_says(tmp_path: Path) -> None:
+    """All of them by default; the rows of a run that plays fewer are others, and `cebm eval` plays as the run did."""
+
+    def distances(execute: int | None) -> list[float]:
+        changes = {"inputs.horizon": 4, "evaluation_execute": execute, "steps": 8}
+        where = tmp_path / f"execute-{execute}"
+        train(small_job("steady", **changes), where)
+        main(["eval", str(where), "--episodes", "4", "--seed", "1", "--csv", str(where / "rows.csv")])
+        with open(where / "rows.csv") as file:
+            rows = [float(row["final_distance"]) for row in csv.DictReader(file)]
+        return [row["final_distance"] for row in load_metrics(where) if row["kind"] == "evaluation"] + rows
+
+    assert distances(None) == distances(4) != distances(1)
+    with pytest.raises(ValueError, match="evaluation_execute must be between 1 and the horizon 1, got 2"):
+        small_job("steady", evaluation_execute=2)

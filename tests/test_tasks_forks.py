@@ -207,6 +207,7 @@ def test_an_episode_of_the_expert_does_not_depend_on_the_others() -> None:
 
 def test_entropy() -> None:
     assert entropy_of([]) == entropy_of([5]) == entropy_of([0, 3]) == 0
+    assert math.copysign(1, entropy_of([5])) == 1, "and not -0.0, as a table would show it"
     assert entropy_of([4, 4, 4]) == pytest.approx(math.log(3))
     assert entropy_of([1, 3]) == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
     rows: list[dict[str, Any]] = [{"success": True, "way": way} for way in ("1-1-1", "2-1-1")]

@@ -614,6 +614,21 @@ def test_what_cannot_be_shared_or_filmed_is_named() -> None:
         evaluate(Noisy(), ParticleTask(), episodes=2, workers=2)
 
 
+def test_graphics_that_fail_are_a_film_that_cannot_be_made() -> None:
+    """Whatever they raise, even an error that cannot say what it is: the report of a run must not stop at it."""
+
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("no words")
+
+    class Blind(Wander):
+        def render(self) -> Any:
+            raise Speechless
+
+    with pytest.raises(ValueError, match=r"episode 1.*cannot be filmed: render failed: .*Speechless"):
+        as_task(partial(Blind, 0, False)).roll_out(Noisy(), 2, 7, film=(1,))
+
+
 def test_a_registered_environment_is_filmed() -> None:
     pytest.importorskip("pygame", reason="Pendulum draws with pygame")
     frames = Gym("Pendulum-v1", max_steps=3).roll_out(Noisy(), 1, 7, film=(0,)).frames[0]

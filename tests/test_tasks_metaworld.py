@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,52 @@ def test_the_seed_decides_where_things_stand_and_the_goal_is_visible() -> None:
     for _ in range(3):
         one.step(np.ones(4, np.float32))
     np.testing.assert_array_equal(one.reset(seed=4)[0], first)
+
+
+@needs_metaworld
+def test_a_model_is_read_once_and_every_simulator_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset writes the goal into the model: one that were shared would move the goal of the other's episode."""
+    mujoco = importlib.import_module("mujoco")
+    read: list[str] = []
+
+    class Counting:
+        @staticmethod
+        def from_xml_path(path: str) -> Any:
+            read.append(path)
+            return mujoco.MjModel.from_xml_path(path)
+
+    package = module._package
+    counting = SimpleNamespace(MjModel=Counting, MjData=mujoco.MjData)
+    monkeypatch.setattr(module, "_package", lambda name: counting if name == "mujoco" else package(name))
+    module._model.cache_clear()
+    one, other = MetaWorldEnv("reach-v3"), MetaWorldEnv("reach-v3")
+    assert len(read) == 1
+    one.reset(seed=1)
+    places = one.simulator.model.site_pos.copy()
+    other.reset(seed=2)
+    np.testing.assert_array_equal(one.simulator.model.site_pos, places)
+    assert np.abs(other.simulator.model.site_pos - places).max() > 1e-3
+
+
+@needs_metaworld
+def test_a_machine_without_opengl_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MetaWorldEnv("reach-v3")
+
+    def render() -> Any:
+        raise AttributeError("'NoneType' object has no attribute 'glGetError'")
+
+    monkeypatch.setattr(env.simulator, "render", render)
+    with pytest.raises(RuntimeError, match=r"no OpenGL .* set MUJOCO_GL=egl or MUJOCO_GL=osmesa"):
+        env.render()
+
+
+@needs_metaworld
+def test_the_rows_are_the_same_for_any_number_of_workers() -> None:
+    def rows(workers: int) -> list[dict[str, Any]]:
+        task = MetaWorld("reach-v3", max_steps=60)
+        return evaluate(Experts(task), task, episodes=3, latency_calls=0, workers=workers).rows
+
+    assert rows(1) == rows(2)
 
 
 @needs_metaworld

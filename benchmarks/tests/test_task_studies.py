@@ -74,7 +74,11 @@ def test_the_studies_can_be_planned() -> None:
     """Every name and setting of the committed studies exists."""
     labels = [each.job.name for each in task_studies.push_t.plan()]
     parts = [each.job.name for each in task_studies.push_t_parts.plan()]
-    assert len(labels) == 5 * len(task_studies.push_t.recipes) and set(task_studies.WAYS) <= {*labels, *parts}
+    assert len(labels) == 5 * len(task_studies.push_t.recipes) and set(task_studies.WAYS) <= {
+        *labels,
+        *parts,
+        *task_studies.forks.recipes,
+    }
     assert [each.job.trial.inputs.horizon for each in task_studies.push_t_parts.plan()[:3]] == [16, 8, 32]
 
 

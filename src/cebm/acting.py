@@ -124,12 +124,21 @@ class Search:
     closeness: float = 0.0
     """Where the last action is given: what is added to the energies is closeness/2 times the squared distance to it in
     normalised units, and candidates begin as without it. 0: they begin around the last action instead."""
+    inertia: float = 0.0
+    """Share of the last action in the new one, where it is given and closeness counts. A chunk that is drawn anew at
+    every step is a little slower each time, until the policy stands still; the last chunk keeps its speed. For a
+    `Runner` that executes 1: after more, a good part of the last chunk is its held end."""
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
             raise ValueError(f"candidates must be at least 1, got {self.candidates}")
         if self.choice not in ("minimum", "draw"):
             raise ValueError(f"choice must be 'minimum' or 'draw', got {self.choice!r}")
+        if not 0 <= self.inertia < 1 or (self.inertia and not self.closeness):
+            raise ValueError(
+                f"inertia must be at least 0 and below 1, and needs closeness above 0: a mean of two modes is neither; "
+                f"got inertia {self.inertia} and closeness {self.closeness}"
+            )
         if self.keep < 0:
             raise ValueError(f"keep must not be negative, got {self.keep}")
         if not 0 <= self.closeness < inf:
@@ -147,6 +156,9 @@ class Search:
         index = (energies + self._away(problem, actions)).min(1).indices
         if self.choice == "draw":  # the drawn one comes first, unless it ran away
             index = index.masked_fill(energies[:, 0] < torch.inf, 0)
+        if problem.previous is not None and self.inertia:  # what was found is the better one to choose among
+            actions = problem.clip(actions + self.inertia * (problem.previous.unsqueeze(1) - actions))
+            energies = problem.energies(actions)
         if problem.everything and others is not None:
             others = problem.clip(others)
             actions = torch.cat([actions, others], 1)

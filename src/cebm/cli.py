@@ -164,13 +164,15 @@ class Eval:
     budget_ms: float | None = None
     """As many candidates as fit this many milliseconds per call."""
     execute: int | None = None
-    """Actions to play of those that the policy gives at once; by default all."""
+    """Actions to play of those that the policy gives at once; by default as in the run's own evaluations, or all."""
     warm_start: bool = False
     """Start each search at the previous action."""
     last: bool = False
     """The last policy of the run instead of the best one."""
     workers: int = 1
     """Processes that step the environments, while the policy acts on all episodes at once; the result is the same."""
+    csv: Path | None = None
+    """A file for a row per episode; that of a run is evaluation.csv beside its metrics, too."""
     video: Path | None = None
     """A folder for films of episodes (MP4 with the package av, else GIF; needs the extra `video`)."""
     film: tuple[int, ...] = (0, 1, 2)

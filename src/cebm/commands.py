@@ -311,8 +311,11 @@ def evaluate_run(arguments: "Eval") -> None:
     where = arguments.run
     is_run = (where / "run.json").exists()
     policy = load(where / "policy" if is_run and arguments.last else where, arguments.device)
-    task = _task_to_play(arguments, policy, load_job(where) if is_run else None)
+    job = load_job(where) if is_run else None
+    task = _task_to_play(arguments, policy, job)
     effort: dict[str, Any] = {name: getattr(arguments, name) for name in ("candidates", "budget_ms", "execute")}
+    if job is not None and effort["execute"] is None:
+        effort["execute"] = job.evaluation_execute
     result = evaluate(
         policy,
         task,
@@ -331,6 +334,8 @@ def evaluate_run(arguments: "Eval") -> None:
     if arguments.video is not None:
         for index, frames in result.frames.items():
             print(write_film(frames, arguments.video / f"episode-{index}"), file=sys.stderr)
+    if arguments.csv is not None:
+        result.write_csv(arguments.csv)
     if is_run:
         try:
             result.write_csv(where / "evaluation.csv")
@@ -342,7 +347,7 @@ def evaluate_run(arguments: "Eval") -> None:
 def _follow_protocol(arguments: "Eval") -> None:
     """`cebm eval --protocol`: the numbers are printed and kept in the first run."""
     protocol, runs = PROTOCOLS[arguments.protocol or ""], [arguments.run, *arguments.seeds]
-    for name in ("last", "budget_ms", "max_steps", "video", "metric", "warm_start"):
+    for name in ("last", "budget_ms", "max_steps", "csv", "video", "metric", "warm_start"):
         if getattr(arguments, name):
             raise ValueError(f"--{name.replace('_', '-')} does not go with --protocol, which says how to measure")
     settings = {name: getattr(arguments, name) for name in ("candidates", "execute")}

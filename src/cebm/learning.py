@@ -36,6 +36,7 @@ def fit(
     task: Any = None,
     evaluations: int = 10,
     evaluation_episodes: int = 50,
+    execute: int | None = None,
     progress: bool = False,
     **settings: Any,
 ) -> EnergyPolicy:
@@ -47,7 +48,8 @@ def fit(
     Without more the policy of the last step is returned. With `validation` (a share of the episodes to hold out, or
     demonstrations of their own) or a `task` (a `cebm.Task`, the id of a Gymnasium environment, an environment, or a
     function that makes one) the best of `evaluations` policies along the way is returned: by the task's metric in
-    `evaluation_episodes` roll-outs on seeds that test nothing, and without a task by the energy score of the policy's
+    `evaluation_episodes` roll-outs on seeds that test nothing, which play `execute` actions of a chunk (None: all), and
+    without a task by the energy score of the policy's
     draws on what is held out (see `selection.score`).
 
     `progress` shows a bar, and what each evaluation found. Further arguments are settings of the trial: `history=2`,
@@ -63,6 +65,10 @@ def fit(
     if place is not None:
         place.check_policy(data.obs_dim, data.act_dim)
         limits = place.limits if limits is None else limits
+    if execute is not None and (place is None or not 1 <= execute <= recipe.inputs.horizon):
+        raise ValueError(
+            f"execute needs a task, and a number between 1 and the horizon {recipe.inputs.horizon}; got {execute}"
+        )
     trainer = Trainer(recipe, training, held_out, seed, device, limits, steps)
     if validation is None and place is None:
         evaluations = 0
@@ -77,7 +83,7 @@ def fit(
             # Evenly spaced, the last step among them.
             if evaluations and step * evaluations // steps > (step - 1) * evaluations // steps:
                 policy = trainer.policy()
-                row = evaluation_row(trainer, policy, place, evaluation_episodes, MOST_CANDIDATES)
+                row = evaluation_row(trainer, policy, place, evaluation_episodes, MOST_CANDIDATES, execute)
                 if best is None or score(row, place) > best[0]:
                     best = score(row, place), policy
                 if bar is not None:

@@ -93,6 +93,8 @@ class Job:
     """Episodes per evaluation along the way."""
     evaluation_candidates: int = 64
     """Candidates of the acting search in these evaluations, at most."""
+    evaluation_execute: int | None = None
+    """Actions of a chunk to play in these evaluations before the policy is asked again; None: all."""
     device: str = "cpu"
     """Where to train."""
     keep_checkpoints: int = 2
@@ -111,6 +113,11 @@ class Job:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.episodes is not None and self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {self.episodes}")
+        horizon = self.trial.inputs.horizon
+        if self.evaluation_execute is not None and not 1 <= self.evaluation_execute <= horizon:
+            raise ValueError(
+                f"evaluation_execute must be between 1 and the horizon {horizon}, got {self.evaluation_execute}"
+            )
         if self.keep_checkpoints < 0:
             raise ValueError(f"keep_checkpoints must not be negative, got {self.keep_checkpoints}")
         if self.task is None and self.data is None:
@@ -433,7 +440,9 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Logs an evaluation and keeps the policy if it is the best so far (see `selection.score`)."""
     policy = trainer.policy()
-    row = evaluation_row(trainer, policy, task, job.evaluation_episodes, job.evaluation_candidates)
+    row = evaluation_row(
+        trainer, policy, task, job.evaluation_episodes, job.evaluation_candidates, job.evaluation_execute
+    )
     write({"kind": "evaluation", **row})
     found = score(row, task)
     if best and best["score"] >= found:

@@ -27,16 +27,22 @@ def score(row: dict[str, Any], task: Task | None) -> list[float]:
 
 
 def evaluation_row(
-    trainer: Trainer, policy: EnergyPolicy, task: Task | None, episodes: int, most_candidates: int
+    trainer: Trainer,
+    policy: EnergyPolicy,
+    task: Task | None,
+    episodes: int,
+    most_candidates: int,
+    execute: int | None = None,
 ) -> dict[str, float]:
-    """Errors and information on demonstrations, and the task's metrics on validation episodes where there is one. A
+    """Errors and information on demonstrations, and the task's metrics on validation episodes where there is one, in
+    which `execute` actions of a chunk are played (None: all). A
     ValueError where the task's own metric is not measured in every episode: nothing could choose."""
     most = getattr(policy.acting, "candidates", None)  # a way to act without candidates takes no effort
     candidates = None if most is None else min(most_candidates, most)
     if task is None:
         return trainer.validate(policy, candidates, draws=DRAWS)
     row = trainer.validate(policy, candidates)
-    effort = {} if candidates is None else {"candidates": candidates}
+    effort: dict[str, Any] = {"execute": execute} | ({} if candidates is None else {"candidates": candidates})
     result = evaluate(policy, task, episodes=episodes, seed=VALIDATION_SEED, latency_calls=0, **effort)
     found = result.summary() | {task.metric: result.score(task.metric)}
     about = {"episodes", "seed", "successes", "length", *TIMES}

@@ -333,9 +333,10 @@ def scene(group: Group) -> dict[str, Any]:
         result["why"] = "There are no roll-outs: the run had demonstrations alone, no task to act in."
     else:
         try:
-            result["episodes"] = episodes_of(policy, run.task, run.job.evaluation_candidates)
+            effort = run.job.evaluation_candidates, run.job.evaluation_execute
+            result["episodes"] = episodes_of(policy, run.task, *effort)
             if result["episodes"] is None:
-                result["film"] = film_of(policy, run.task, run.job.evaluation_candidates)
+                result["film"] = film_of(policy, run.task, *effort)
                 result["why"] = result["film"]["caption"]
         except (ImportError, OSError, ValueError) as error:  # an environment that is not installed here, for one
             result["why"] = f"There is no picture of the roll-outs: {run.task.name} could not play them ({error})."

@@ -108,12 +108,12 @@ def _names(ground: Landscape) -> list[str]:
 # ---------------------------------------------------------------------------------------------- the episodes
 
 
-def episodes_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any] | None:
+def episodes_of(policy: EnergyPolicy, task: Task, most: int, execute: int | None = None) -> dict[str, Any] | None:
     """What the task shows of held-out episodes, with the number of candidates per action (0: the way to act has no such
     number); None where it shows nothing. A search of many steps gets fewer than `most` candidates."""
     generator = torch.Generator(policy.device).manual_seed(TEST_SEED)
     effort = _effort(policy, most)
-    scene = task.scene(Runner(policy, generator=generator, **effort), EPISODES)
+    scene = task.scene(Runner(policy, generator=generator, execute=execute, **effort), EPISODES)
     if scene is None:
         return None
     missing = [key for key in SCENE_KEYS if key not in scene]
@@ -141,10 +141,10 @@ def distances(scene: dict[str, Any], episode: dict[str, Any]) -> str | None:
     return str(chart.__html__())
 
 
-def film_of(policy: EnergyPolicy, task: Task, most: int) -> dict[str, Any]:
+def film_of(policy: EnergyPolicy, task: Task, most: int, execute: int | None = None) -> dict[str, Any]:
     """The first held-out episode of a task without a scene, as its environment draws it: pictures for an animation, at
     most `PICTURES`, and which of them stand in a strip. A ValueError where the environment gives no pictures."""
-    played = evaluate(policy, task, episodes=1, film=(0,), latency_calls=0, **_effort(policy, most))
+    played = evaluate(policy, task, episodes=1, film=(0,), latency_calls=0, execute=execute, **_effort(policy, most))
     frames = played.frames[0]
     steps = np.unique(np.linspace(0, len(frames) - 1, min(PICTURES, len(frames))).round().astype(int)).tolist()
     shrink = max(1, math.ceil(max(frames[0].shape[:2]) / PICTURE_SIDE))

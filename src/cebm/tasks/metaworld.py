@@ -175,7 +175,13 @@ class MetaWorldEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def render(self) -> Any:
         """A picture of 256 × 256 pixels; it needs OpenGL, without a screen MUJOCO_GL=egl or osmesa."""
-        return self.simulator.render()
+        try:
+            return self.simulator.render()
+        except Exception as error:  # each of MuJoCo's three ways to OpenGL fails in a way of its own
+            raise RuntimeError(
+                "MuJoCo found no OpenGL to draw with; without a screen set MUJOCO_GL=egl or MUJOCO_GL=osmesa, and "
+                "install that library"
+            ) from error
 
     def close(self) -> None:
         self.simulator.close()

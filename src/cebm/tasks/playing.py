@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -341,6 +342,9 @@ class Episode:
             frame = np.asarray(self.env.render())
         except NotImplementedError as error:
             raise ValueError(f"{self.here()}: the environment cannot be filmed, it has no `render`") from error
+        except Exception as error:  # whatever its graphics raise, and those of some have no words of their own
+            words = "".join(format_exception_only(error)).strip()
+            raise ValueError(f"{self.here()}: the environment cannot be filmed: render failed: {words}") from error
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(
                 f"{self.here()}: the environment cannot be filmed: render gave {frame.dtype} {frame.shape}, expected "
