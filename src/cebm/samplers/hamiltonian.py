@@ -36,7 +36,8 @@ class Tuning(NamedTuple):
     squares: Float[Tensor, "batch 1 act"]
     """Sum of their squared distances to the mean."""
     found: "Jumps | None" = None
-    """How far trajectories of each length lead, while the adaptation lasts."""
+    """How far trajectories of each length lead, from the first change of the mass to the end of the adaptation: with
+    the first mass long trajectories may be best, which later nobody wants."""
 
     @classmethod
     def initial(cls, start: Actions, step: float, longest: int) -> "Tuning":
@@ -192,12 +193,9 @@ class HMC:
     def step(
         self, energy: EnergyModel, context: Context, state: HMCState, k: int, generator: torch.Generator
     ) -> tuple[HMCState, StepInfo]:
-        adapting = k < self.adapt
-        if adapting and state.tuning.found is None:
-            state = state._replace(tuning=state.tuning._replace(found=Jumps.none(state.tuning.mean, self.longest)))
         passed = self.trajectory(energy, context, state, generator)
         after = passed.state
-        if adapting:
+        if k < self.adapt:
             after = after._replace(tuning=self._adapted(after, passed.probability, k))
         info = StepInfo(
             state.energies.mean(),
