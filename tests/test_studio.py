@@ -389,7 +389,7 @@ def server(run: Path) -> Iterator[StudioServer]:
 
 def ask(server: StudioServer, question: str, message: Any = None, **changes: Any) -> tuple[int, Any]:
     """Status and answer; `changes` replace parts of the request."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     body = changes.get("body", json.dumps({} if message is None else message))
     headers = {"Content-Type": "application/json", **changes.get("headers", {})}
     path = changes.get("path", f"/{server.token}/api/{question}")
@@ -445,7 +445,7 @@ def test_the_lines_that_are_taken_away_give_the_same_picture(server: StudioServe
 
 
 def test_the_page_and_its_files_are_served_with_strict_headers(server: StudioServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     for name, kind in (("", "text/html"), ("main.js", "text/javascript"), ("studio.css", "text/css")):
         connection.request("GET", f"/{server.token}/{name}")
         answer = connection.getresponse()
