@@ -13,8 +13,5 @@ def tables() -> dict[str, str]:
     record = json.loads(RECORD.read_text())
     head = ("what is shown", "processor time", "coarse picture", "95th percentile", "fine picture", "95th percentile")
     names = ("server_cpu_ms", "coarse_ms", "coarse_ms_p95", "fine_ms", "fine_ms_p95")
-    rows = [
-        (row["case"], *(f"{row[name]:.0f} ms" for name in names))
-        for row in record["latency"]
-    ]
+    rows = [(row["case"], *(f"{row[name]:.0f} ms" for name in names)) for row in record["latency"]]
     return {"studio speed": table(head, rows)}

@@ -37,7 +37,9 @@ def main(steps: int = 300) -> None:
             before = page.run(searched)
             page.run(f"document.querySelector('[name=way][value={way}]').click()")
             page.until(f"{searched} > {before}")
-            page.run("document.querySelector('#latency').textContent = ''")  # that of the machine that takes the picture
+            page.run(
+                "document.querySelector('#latency').textContent = ''"
+            )  # that of the machine that takes the picture
             page.picture(Path(folder) / f"{way}.png")
             views.append(Image.open(Path(folder) / f"{way}.png").convert("RGB"))
         both = Image.new("RGB", (sum(view.width for view in views), views[0].height))
