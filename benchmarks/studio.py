@@ -93,18 +93,18 @@ def studio(folder: Path, policies: list[Path]) -> Iterator[tuple[str, int]]:
 
 def look_at(page: Browser, number: int, view: dict[str, Any]) -> None:
     """Shows a policy, with a view, and waits for its picture and for its search."""
+    page.run("document.querySelector('#tab-search').click()")  # other tabs search nothing
     ready, settled = page.run(READY), page.run(SETTLED)
     patch = {"principal": False, "minimised": False, **view}
     page.run(
         f"(async () => {{ const box = document.querySelector('#subject'); box.value = '{number}'; box.onchange();"
         f" (await import('./state.js')).change({json.dumps(patch)}); }})()"
     )
-    page.until(f"{READY} > {ready} && {SETTLED} > {settled}", 120)
+    page.until(f"{READY} > {ready} && {SETTLED} > {settled}")
 
 
-def latency(page: Browser, process: int, moves: int, generator: Random) -> list[dict[str, Any]]:
+def latency(page: Browser, process: int, moves: int, generator: Random) -> Iterator[dict[str, Any]]:
     """Milliseconds from the event to the pictures, for every case."""
-    rows = []
     for case, (name, view) in CASES.items():
         look_at(page, list(POLICIES).index(name), view)
         found = []
@@ -122,9 +122,7 @@ def latency(page: Browser, process: int, moves: int, generator: Random) -> list[
         page.run("document.querySelector('#tab-search').click()")
         coarse, fine = ([row[i] for row in found] for i in (0, 1))
         spread = {**_spread("coarse", coarse), **_spread("fine", fine)}
-        rows.append({"case": case, "moves": moves, **spread, "server_cpu_ms": round(spent, 1)})
-        print(rows[-1], flush=True)
-    return rows
+        yield {"case": case, "moves": moves, **spread, "server_cpu_ms": round(spent, 1)}
 
 
 def processor_seconds(process: int) -> float:
@@ -151,24 +149,21 @@ def interact(page: Browser, k: int, generator: Random) -> None:
     elif k % 10 == 9:
         step = "document.querySelector('#step')"
         page.run(f"(() => {{ {step}.value = {generator.randrange(20)}; {step}.oninput(); }})()")
-        page.until(f"{READY} > {before}", 120)
+        page.until(f"{READY} > {before}")
     else:
         page.run(f"window.moveSlider({generator.randrange(8)}, {generator.random():.3f})")
-        page.until(f"{READY} > {before}", 120)
+        page.until(f"{READY} > {before}")
 
 
-def memory(page: Browser, process: int, interactions: int, generator: Random) -> list[dict[str, Any]]:
+def memory(page: Browser, process: int, interactions: int, generator: Random) -> Iterator[dict[str, Any]]:
     """Megabytes of the server and of the page's heap, eleven times."""
-    rows = []
     for k in range(interactions + 1):
         if k % (interactions // 10) == 0:
             page.call("HeapProfiler.collectGarbage")
             page.requests.clear()
             heap = page.call("Runtime.getHeapUsage")["usedSize"]
-            rows.append({"interactions": k, "server_mb": resident(process), "page_mb": round(heap / 1e6, 1)})
-            print(rows[-1], flush=True)
+            yield {"interactions": k, "server_mb": resident(process), "page_mb": round(heap / 1e6, 1)}
         interact(page, k, generator)
-    return rows
 
 
 def resident(process: int) -> float:
@@ -178,8 +173,8 @@ def resident(process: int) -> float:
     return round(kilobytes / 1e3, 1)
 
 
-def measure(moves: int, interactions: int, seed: int = 0) -> dict[str, Any]:
-    """What the record holds; what was not measured is left out."""
+def measure(moves: int, interactions: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """What is known so far, after each new row: what is not measured is left out."""
     generator = Random(seed)
     found: dict[str, Any] = {"cores": os.cpu_count(), "torch": torch.__version__}
     with TemporaryDirectory() as folder:
@@ -187,29 +182,31 @@ def measure(moves: int, interactions: int, seed: int = 0) -> dict[str, Any]:
         with studio(Path(folder), policies) as (address, process), browser() as page:
             page.look(1024, 700)
             page.open(address)
-            page.until(f"{READY} > 0 && {SETTLED} > 0", 120)
+            page.until(f"{READY} > 0 && {SETTLED} > 0")
             page.run(WATCH)
-            if moves:
-                found["latency"] = latency(page, process, moves, generator)
-                found["load"] = round(os.getloadavg()[0], 1)
+            for row in latency(page, process, moves, generator) if moves else ():
+                found["latency"] = [*found.get("latency", []), row]
+                yield {**found, "load": round(os.getloadavg()[0], 1)}
             if interactions:
                 look_at(page, 0, {})
-                found["memory"] = memory(page, process, interactions, generator)
+            for row in memory(page, process, interactions, generator) if interactions else ():
+                found["memory"] = [*found.get("memory", []), row]
+                yield found
             if page.errors:
                 raise SystemExit(f"the page complained: {page.errors[:5]}")
-    return found
 
 
 def main() -> None:
-    """Measures, and keeps what was not measured this time as it was."""
+    """Measures, and writes after each row; what is not measured this time stays as it was."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studio", description=__doc__)
     parser.add_argument("--moves", type=int, default=60, help="moves of a slider per case; 0: none")
     parser.add_argument("--interactions", type=int, default=10_000, help="a multiple of 10; 0: none")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     before = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    found = {**before, **measure(arguments.moves, arguments.interactions)}
-    write_atomically(arguments.out, (json.dumps(found, indent=1) + "\n").encode())
+    for found in measure(arguments.moves, arguments.interactions):
+        print({name: rows[-1] for name, rows in found.items() if isinstance(rows, list)}, flush=True)
+        write_atomically(arguments.out, (json.dumps({**before, **found}, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

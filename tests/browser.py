@@ -40,7 +40,7 @@ class Browser:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": arguments}))
         while True:
-            told = json.loads(self._socket.recv(timeout=60))
+            told = json.loads(self._socket.recv(timeout=120))
             if told.get("id") == self._number:
                 if "error" in told:
                     raise RuntimeError(f"{method}: {told['error']}")
@@ -71,7 +71,7 @@ class Browser:
             raise RuntimeError(f"{script}: {told['exceptionDetails']}")
         return told["result"].get("value")
 
-    def until(self, script: str, seconds: float = 60.0) -> Any:
+    def until(self, script: str, seconds: float = 120.0) -> Any:
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
         while True:

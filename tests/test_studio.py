@@ -586,6 +586,7 @@ def test_a_question_that_still_waits_when_the_studio_ends_gets_its_reason(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc, which Linux has")
 def test_memory_is_flat_over_ten_thousand_questions(run: Path) -> None:
     """Landscapes, searches, observations and comparisons, 10,000 in all, on small grids: what a question leaves behind

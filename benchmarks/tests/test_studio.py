@@ -30,7 +30,7 @@ def test_what_a_process_uses_is_read() -> None:
 @pytest.mark.skipif(chromium() is None, reason="there is no Chromium: apt-get install chromium")
 def test_a_short_run_measures_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studio, "CASES", {"steady": ("steady", {})})
-    found = studio.measure(moves=3, interactions=20)
+    *_, found = studio.measure(moves=3, interactions=20)
     (row,) = found["latency"]
     assert row["case"] == "steady" and row["server_cpu_ms"] > 0
     assert [each["interactions"] for each in found["memory"]] == list(range(0, 21, 2))

@@ -167,6 +167,7 @@ def values() -> dict[str, str]:
         "guard ms": f"{trusted['guard']['milliseconds']['median']:.2f} ms",
         "eager ratio": f"{eager['ratio']:.2f}",
         **_ibc(),
+        "studio load": f"{_json('docs/studio.json')['load']:.0f}",
         "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
         "claims": str(sum(claims.values())),
         **{f"claims {name}": str(count) for name, count in claims.items()},
