@@ -95,7 +95,7 @@ def measured(task: str, arm: str, seed: int, where: Path) -> dict[str, Any]:
     if job.task is None:
         raise ValueError(f"{arm}: an arm has a task")
     policy, usual = load(where / "policy"), {"execute": EXECUTE} if task == "push-t" else {}
-    ways = {name: (changes, usual) for name, changes in WAYS.items()}
+    ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {name: (changes, usual) for name, changes in WAYS.items()}
     if (task, arm) == ("push-t", "recipe"):
         ways |= {name: ({"closeness": CLOSENESS}, effort) for name, effort in EXECUTED.items()}
     record: dict[str, Any] = {"task": task, "arm": arm, "seed": seed, "steps": STEPS[task], "episodes": EPISODES[task]}

@@ -11,7 +11,7 @@ def scores(rows: list[Row]) -> Cells:
     """Heading and lines: per task, number of simulations and candidate the mean C2ST over observations and seeds, the
     range of the seeds' means and of single observations, and the CPU seconds of a training."""
     head = ("task", "simulations", "training", "seeds", "observations", "C2ST", "seeds", "observations", "CPU seconds")
-    lines = []
+    lines: list[tuple[str, ...]] = []
     measured = [row for row in rows if row["what"] == "c2st"]
     for task, simulations, candidate in dict.fromkeys((r["task"], r["simulations"], r["candidate"]) for r in measured):
         key = {"task": task, "simulations": simulations, "candidate": candidate}

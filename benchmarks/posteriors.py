@@ -224,14 +224,18 @@ def fitted(name: str, simulations: int, seed: int, training: Training, minutes: 
     return model, told
 
 
+def _choice(name: str, simulations: int, training: Training, minutes: float) -> Row:
+    """What the training of a candidate was, with its held-out likelihood."""
+    return fitted(name, simulations, CHOSEN_BY, training, minutes)[1]
+
+
 def choose(arguments: argparse.Namespace) -> None:
     """A row for each candidate and task."""
     record = Record(arguments.out)
     for name in arguments.tasks:
         for candidate, training in CANDIDATES.items():
             key: Row = {"what": "choice", "task": name, "simulations": arguments.simulations, "candidate": candidate}
-            values = name, arguments.simulations, CHOSEN_BY, training, arguments.minutes
-            record.measure(key, lambda values=values: fitted(*values)[1])
+            record.measure(key, partial(_choice, name, arguments.simulations, training, arguments.minutes))
 
 
 def chosen(rows: list[Row]) -> str:

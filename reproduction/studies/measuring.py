@@ -24,7 +24,9 @@ def success(policy: EnergyPolicy, task: Task | None, candidates: int | None = No
     """Share of held-out episodes that succeed with this effort; without one, with the policy's own."""
     if task is None:
         raise ValueError("success needs a task, and this run has none")
-    effort = {name: value for name, value in (("candidates", candidates), ("steps", steps)) if value is not None}
+    effort: dict[str, Any] = {
+        name: value for name, value in (("candidates", candidates), ("steps", steps)) if value is not None
+    }
     found = evaluate(policy, task, episodes=EPISODES, seed=TEST_SEED, latency_calls=0, **effort)
     return float(found.summary()["success"])
 
@@ -62,7 +64,7 @@ def marginal_fit(trainer: Trainer, job: Job) -> dict[str, float]:
         energies = marginal.energies(marginal.encode(nothing), held_out.unsqueeze(0))
         learnt = float((-energies - log_z).mean())
     edges = np.linspace(-limit, limit, BINS + 1)
-    counts, _, _ = np.histogram2d(*train.numpy().T, bins=[edges, edges])
+    counts, _ = np.histogramdd(train.double().numpy(), bins=[edges, edges])
     density = (counts + 1) / (counts + 1).sum() / (edges[1] - edges[0]) ** 2
     cells = np.clip(np.digitize(held_out.numpy(), edges) - 1, 0, BINS - 1)
     return {

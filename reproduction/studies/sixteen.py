@@ -36,8 +36,8 @@ def full_settings(scale: Scale) -> Trial:
     width = 32 if scale.small else 256
     trial = replace(plain, energy=Residual(width), penalties=(GradientPenalty(1.0, margin=1.0),))
     sampler = vary(trial.objective.source.sampler, steps=CHAIN)
-    acting = replace(trial.acting, sampler=sampler)
-    return vary(replace(trial, acting=acting), **{"objective.source.sampler": sampler, "optimiser.average": AVERAGE})
+    changes = {"acting.sampler": sampler, "objective.source.sampler": sampler, "optimiser.average": AVERAGE}
+    return vary(trial, **changes)
 
 
 class Sixteen(Swept):

@@ -518,6 +518,7 @@ def _frozen(energy: EnergyModel) -> EnergyModel:
         name = type(energy).__name__
         raise ValueError(f"energy: a {name} cannot be copied, which a policy needs: {error}") from error
     for module in copied.modules():
-        if hasattr(module, "lay_out"):
-            module.lay_out()
+        lay_out = getattr(module, "lay_out", None)
+        if callable(lay_out):
+            lay_out()
     return copied.eval().requires_grad_(False)

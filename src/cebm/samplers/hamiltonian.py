@@ -54,7 +54,7 @@ class Jumps(NamedTuple):
 
     centre: Float[Tensor, "batch 1 act"]
     """Where the coordinates are counted from."""
-    count: Float[Tensor, ""]
+    trajectories: Float[Tensor, ""]
     """Trajectories per observation."""
     values: Float[Tensor, "batch tests"]
     """Σ f(y)."""
@@ -79,7 +79,7 @@ class Jumps(NamedTuple):
         more[:steps] = torch.where(near.unsqueeze(-1), torch.stack(jumps), 0.0)
         gone[:steps] = near.to(gone.dtype)
         return self._replace(
-            count=self.count + 1,
+            trajectories=self.trajectories + 1,
             values=self.values + tests.mean(1),
             squares=self.squares + tests.square().mean(1),
             jumps=self.jumps + more,
@@ -95,7 +95,7 @@ class Jumps(NamedTuple):
         """Effective draws per gradient for trajectories of ⌈n/2⌉ to n steps, n from 1 on, 0 where nobody knows. With
         ρ = 1 − E[jump²]/2Var f, the correlation of f between neighbours in a chain, a draw is worth (1 − ρ)/(1 + ρ):
         the least over the test functions, per gradient."""
-        count = self.count.clamp_min(1)
+        count = self.trajectories.clamp_min(1)
         variance = (self.squares / count - (self.values / count).square()).clamp_min(1e-30)
         moved = self.jumps / self.counts.clamp_min(1).unsqueeze(-1) / (2 * variance)
         top = torch.arange(1, len(moved) + 1, device=moved.device)
@@ -103,7 +103,7 @@ class Jumps(NamedTuple):
         sums = torch.cat([torch.zeros_like(moved[:1]), moved.cumsum(0)])
         moved = (sums[top] - sums[bottom - 1]) / (top - bottom + 1).view(-1, 1, 1)
         worth = (moved / (2 - moved).clamp_min(0.1)).amin(-1)
-        known = self.counts >= self.count.clamp_min(1) / 4
+        known = self.counts >= self.trajectories.clamp_min(1) / 4
         return torch.where(known, worth / (0.5 * (top + bottom)).unsqueeze(1), 0.0)
 
 
