@@ -127,8 +127,8 @@ def observations(policy: EnergyPolicy, count: int) -> np.ndarray:
 def in_double_precision(policy: EnergyPolicy) -> EnergyPolicy:
     """The same weights and units in float64."""
     names = ("obs_box", "act_box", "low", "high", "data_energies", "seen")
-    values = {name: getattr(policy, name) for name in names}
-    doubled = {name: value if value is None else value.to(torch.float64) for name, value in values.items()}
+    values: dict[str, Any] = {name: getattr(policy, name) for name in names}
+    doubled: dict[str, Any] = {name: v if v is None else v.to(torch.float64) for name, v in values.items()}
     return replace(policy, energy=copy.deepcopy(policy.energy).double(), **doubled)
 
 
@@ -204,8 +204,8 @@ def in_float64(policy: EnergyPolicy) -> Again:
 
     def act(obs: np.ndarray, drawn: Recorder) -> torch.Tensor:
         numbers = given(drawn, contract, len(obs))
-        columns = [numbers.get(kind, torch.empty(len(obs), 0)).double() for kind in ("normal", "uniform")]
-        again = Slices(*columns, [draw.per_row for draw in contract.draws])
+        normal, uniform = (numbers.get(kind, torch.empty(len(obs), 0)).double() for kind in ("normal", "uniform"))
+        again = Slices(normal, uniform, [draw.per_row for draw in contract.draws])
         return torch.from_numpy(doubled.act(obs.astype(np.float64), generator=again))
 
     return act
