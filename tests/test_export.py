@@ -293,7 +293,7 @@ class GlobalDraws(OwnDraws):
         (ByLength, Langevin(steps=1), "fixes the number of observations, as len"),
         (Cliff, OwnDraws(), r"OwnDraws\.step \(test_export\.py, line \d+\) draws with torch\.randn.*draw_normal"),
         (Cliff, GlobalDraws(), "global generator"),
-        (Cliff, cebm.HMC(steps=1), r"HMC\.step .* draws with torch\.rand.* act by another sampler"),
+        (Cliff, cebm.HMC(steps=1), r"HMC\.trajectory .* draws with torch\.rand.* act by another sampler"),
     ],
 )
 def test_what_cannot_be_exported_says_why(energy: Any, sampler: Any, message: str, tmp_path: Path) -> None:
