@@ -2,17 +2,19 @@
 
 Each kind of policy is trained for 300 steps on the particle (columns of every kind on drawn numbers), exported, and fed
 1,000 observations with the numbers that `policy.act` drew. Counted are the rows that differ by more than 1e-5, and how
-many of them are ties: rounding decides between two candidates whose energies agree within 1e-4.
+many of them are ties: rounding decides between two candidates whose energies agree within 1e-4. Beside the formats
+stands "float64": the same policy in double precision, which tells how exact `policy.act` is itself.
 """
 
 import argparse
+import copy
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,15 +23,16 @@ import cebm
 from cebm import MALA, MLP, DerivativeFree, EnergyPolicy, Langevin, MixtureDensity, Part, Search, Trial, vary
 from cebm.denoising import DenoisingScore
 from cebm.energies import NoiseConditional, NoiseConditionalTilt, Residual
-from cebm.export import Format
+from cebm.export import Contract, Format, contract_of
 from cebm.exported import ExportedPolicy, load_exported
-from cebm.randomness import Recorder
+from cebm.randomness import Recorder, Slices
 from cebm.recipes import TRIALS
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
 from cebm.units import Angle, Category, Quaternion, Relative
 
 TOLERANCE, OBSERVATIONS, STEPS = 1e-5, 1000, 300
+FORMATS = (*get_args(Format), "float64")
 
 SMALL_LEVELS = NoiseConditional(width=32, encoder_width=32)
 
@@ -121,10 +124,18 @@ def observations(policy: EnergyPolicy, count: int) -> np.ndarray:
     return np.tile(obs[:count], (1, policy.history)).astype(str(policy.act_box.centre.dtype).removeprefix("torch."))
 
 
-def given(recorder: Recorder, exported: ExportedPolicy, batch: int) -> dict[str, torch.Tensor]:
+def in_double_precision(policy: EnergyPolicy) -> EnergyPolicy:
+    """The same weights and units in float64."""
+    names = ("obs_box", "act_box", "low", "high", "data_energies", "seen")
+    values: dict[str, Any] = {name: getattr(policy, name) for name in names}
+    doubled: dict[str, Any] = {name: v if v is None else v.to(torch.float64) for name, v in values.items()}
+    return replace(policy, energy=copy.deepcopy(policy.energy).double(), **doubled)
+
+
+def given(recorder: Recorder, contract: Contract, batch: int) -> dict[str, torch.Tensor]:
     """What was drawn, as inputs of the file."""
     parts: dict[str, list[torch.Tensor]] = {}
-    for (kind, numbers), draw in zip(recorder.drawn, exported.contract.draws, strict=True):
+    for (kind, numbers), draw in zip(recorder.drawn, contract.draws, strict=True):
         if kind != draw.kind:
             raise RuntimeError(f"the policy drew {kind} numbers where the file takes {draw.kind} ones")
         numbers = numbers if draw.per_row else numbers.unsqueeze(0)
@@ -138,7 +149,7 @@ def difference(policy: EnergyPolicy, exported: ExportedPolicy, obs: np.ndarray, 
     for part in np.array_split(obs, max(1, len(obs) // 100)):
         recorder = Recorder(generator)
         wanted = policy.act(part, generator=recorder)
-        found = exported.act_with(torch.from_numpy(part), given(recorder, exported, len(part)))
+        found = exported.act_with(torch.from_numpy(part), given(recorder, exported.contract, len(part)))
         worst = max(worst, float(np.abs(found.numpy() - wanted).max()))
     return worst
 
@@ -175,15 +186,39 @@ class Parity:
         )
 
 
-def measured(kind: str, format: Format, folder: Path, generator: torch.Generator) -> Parity:
-    """Trains, exports and compares."""
-    policy, path = policy_of(kind, STEPS), folder / f"policy.{'onnx' if format == 'onnx' else 'pt2'}"
+Again = Callable[[np.ndarray, Recorder], torch.Tensor]
+"""Acts once more, by the numbers that were recorded."""
+
+
+def by_file(policy: EnergyPolicy, format: Format, folder: Path) -> Again:
+    """By an exported file."""
+    path = folder / f"policy.{'onnx' if format == 'onnx' else 'pt2'}"
     policy.export(path, format)
-    exported, away, ties = load_exported(path), [], 0
+    exported = load_exported(path)
+    return lambda obs, drawn: exported.act_with(torch.from_numpy(obs), given(drawn, exported.contract, len(obs)))
+
+
+def in_float64(policy: EnergyPolicy) -> Again:
+    """By the policy itself, in float64: how exact `policy.act` is."""
+    contract, doubled = contract_of(policy), in_double_precision(policy)
+
+    def act(obs: np.ndarray, drawn: Recorder) -> torch.Tensor:
+        numbers = given(drawn, contract, len(obs))
+        normal, uniform = (numbers.get(kind, torch.empty(len(obs), 0)).double() for kind in ("normal", "uniform"))
+        again = Slices(normal, uniform, [draw.per_row for draw in contract.draws])
+        return torch.from_numpy(doubled.act(obs.astype(np.float64), generator=again))
+
+    return act
+
+
+def measured(kind: str, format: Literal[Format, "float64"], folder: Path, generator: torch.Generator) -> Parity:
+    """Trains, exports and compares."""
+    policy, away, ties = policy_of(kind, STEPS), [], 0
+    again = in_float64(policy) if format == "float64" else by_file(policy, format, folder)
     for part in np.array_split(observations(policy, OBSERVATIONS), 10):
         recorder = Recorder(generator)
         wanted = torch.from_numpy(policy.act(part, generator=recorder))
-        found = exported.act_with(torch.from_numpy(part), given(recorder, exported, len(part)))
+        found = again(part, recorder).to(wanted.dtype)
         away.append((found - wanted).abs().amax(1))
         far = away[-1] > TOLERANCE
         if bool(far.any()) and policy.units.conversion.plain:
@@ -199,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints a line per kind and format."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parity", description=__doc__)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="KIND")
-    parser.add_argument("--formats", nargs="+", default=list(get_args(Format)), choices=get_args(Format))
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parsed = parser.parse_args(arguments)
     for kind in parsed.kinds:

@@ -1,6 +1,5 @@
 """An exported policy is the policy: the same numbers in, the same action out, in each format and for each kind."""
 
-import copy
 import json
 import re
 import shutil
@@ -21,7 +20,9 @@ from benchmarks.parity import (
     KINDS,
     TOLERANCE,
     columns_of_every_kind,
+    difference,
     given,
+    in_double_precision,
     material,
     measured,
     observations,
@@ -50,14 +51,6 @@ rounding has changed."""
 
 # While a policy is traced its number of rows is a symbol, which is no `int` to a checker of types.
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
-
-
-def in_double_precision(policy: EnergyPolicy) -> EnergyPolicy:
-    """The same weights and units in float64."""
-    names = ("obs_box", "act_box", "low", "high", "data_energies", "seen")
-    values = {name: getattr(policy, name) for name in names}
-    doubled = {name: value if value is None else value.to(torch.float64) for name, value in values.items()}
-    return replace(policy, energy=copy.deepcopy(policy.energy).double(), **doubled)
 
 
 def onnx() -> None:
@@ -108,13 +101,13 @@ def test_every_kind_acts_the_same_in_every_format(
 ) -> None:
     """Over 1,000 observations of a policy that was trained. Rounding may decide between two candidates whose energies
     agree to the last digits: those rows, at most one in a hundred, act with the other one and are left out. The chains
-    of one kind amplify rounding (the next test): a few of its rows are further away, none far."""
+    of one kind amplify rounding (the next test): there `policy.act` itself is not more exact."""
     onnx() if format == "onnx" else compiler() if format == "aoti" else None
     row = measured(kind, format, tmp_path, generator)  # type: ignore[arg-type]
     print(row.line())
     assert row.rows == 1000 and row.largest_else <= TOLERANCE
-    if kind in AMPLIFIES:
-        assert row.beyond <= 50 and row.largest < 1e-2
+    if kind in AMPLIFIES:  # as exact as the policy itself: both counts are of the same kind of rounding
+        assert row.beyond <= 2 * measured(kind, "float64", tmp_path, generator).beyond + 10
     else:
         assert row.beyond <= 10 and row.ties == row.beyond, "the other action is not as good"
 
@@ -205,7 +198,7 @@ def test_a_sum_of_energies_is_exported(tmp_path: Path, generator: torch.Generato
     exported = load_exported(tmp_path / "policy.pt2")
     recorder, obs = Recorder(generator), observations(policy, 50)
     wanted = policy.act(obs, candidates=8, steps=3, generator=recorder)
-    found = exported.act_with(torch.from_numpy(obs), given(recorder, exported, 50))
+    found = exported.act_with(torch.from_numpy(obs), given(recorder, exported.contract, 50))
     np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
 
 
@@ -300,7 +293,7 @@ class GlobalDraws(OwnDraws):
         (ByLength, Langevin(steps=1), "fixes the number of observations, as len"),
         (Cliff, OwnDraws(), r"OwnDraws\.step \(test_export\.py, line \d+\) draws with torch\.randn.*draw_normal"),
         (Cliff, GlobalDraws(), "global generator"),
-        (Cliff, cebm.HMC(steps=1), r"HMC\.step .* draws with torch\.rand.* act by another sampler"),
+        (Cliff, cebm.HMC(steps=1), r"HMC\.trajectory .* draws with torch\.rand.* act by another sampler"),
     ],
 )
 def test_what_cannot_be_exported_says_why(energy: Any, sampler: Any, message: str, tmp_path: Path) -> None:
@@ -400,7 +393,7 @@ def test_the_example_in_c_plus_plus_acts_the_same(tmp_path: Path, generator: tor
     recorder = Recorder(generator)
     wanted = policy.act(obs, generator=recorder)
     assert exported.contract.inputs() == ["obs", "normal", "uniform"]
-    numbers = given(recorder, exported, 20)
+    numbers = given(recorder, exported.contract, 20)
     rows = torch.cat([torch.from_numpy(obs), numbers["normal"], numbers["uniform"]], 1)
     text = "\n".join(" ".join(map(repr, row)) for row in rows.tolist())
     found = subprocess.run([tmp_path / "act", path], input=text, capture_output=True, text=True, check=True).stdout

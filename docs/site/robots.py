@@ -57,13 +57,13 @@ def deploy() -> str:
 
 def parity() -> str:
     """Largest difference to `policy.act` by kind of policy and format."""
-    formats = ("torch", "onnx", "aoti")
+    formats = {"torch": "torch", "onnx": "onnx", "aoti": "aoti", "float64": "`policy.act` in float64"}
     found: dict[str, dict[str, str]] = {}
     for row in _lines("parity.jsonl"):
         beyond = f", {row['beyond']} of {row['rows']:,} beyond 1e-5" if row["beyond"] else ""
         found.setdefault(row["kind"], {})[row["format"]] = f"{row['largest']:.1e}{beyond}"
     rows = [(kind, *(each.get(name, "not measured") for name in formats)) for kind, each in found.items()]
-    return table(("policy", *formats), rows)
+    return table(("policy", *formats.values()), rows)
 
 
 def served() -> str:
