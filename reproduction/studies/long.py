@@ -29,8 +29,9 @@ class Long(Swept):
         "held-out episodes with 512 candidates, as the reference code acts. A trial is on par with `ibc` if the 95 % "
         "interval of its paired difference in success, over five seeds, lies within ±10 points, and is not if it lies "
         "outside; raw weights decide. Of the samplers, the mean log-density of validation actions by the learned "
-        "marginal is told beside that of a histogram of the training actions and of the uniform density, in nats: "
-        "the marginal counts as learned if it comes within 0.1 nats of the histogram or above it, by the same interval."
+        "marginal is told beside that of a histogram of the training actions (the best of 1 to 16 cells a "
+        "side) and of the uniform density, in nats: the marginal counts as learned if it comes within 0.1 "
+        "nats of the histogram or above it, by the same interval."
     )
     shown = (DECIDES, "averaged, 512 candidates", "log p, learnt marginal", "log p, histogram", "log p, uniform")
     measure = "reproduction.studies.long:measured"

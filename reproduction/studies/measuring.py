@@ -16,8 +16,8 @@ from cebm.trainer import Trainer
 
 EPISODES = 200
 """Held-out episodes."""
-BINS = 20
-"""Of the histogram of actions, in each dimension."""
+BINS = (1, 2, 4, 8, 16)
+"""Cells of histograms of actions, in each dimension."""
 
 
 def success(policy: EnergyPolicy, task: Task | None, candidates: int | None = None, steps: int | None = None) -> float:
@@ -45,8 +45,9 @@ def seconds_per_step(job: Job, steps: int = 8, skipped: int = 2) -> float:
 
 def marginal_fit(trainer: Trainer, job: Job) -> dict[str, float]:
     """How well the marginal energy of a trial with a marginal sampler knows p(y): the mean log-density, in nats, of
-    validation actions by p_γ(y) ∝ exp(−E_γ(y)) on the box, by a histogram of the training actions (with one count
-    added to each cell), and by the uniform density. Two dimensions only; nothing of a trial without such a sampler."""
+    validation actions by p_γ(y) ∝ exp(−E_γ(y)) on the box, by the best of some histograms of the training actions
+    (with one count added to each cell), and by the uniform density. Two dimensions only; nothing of a trial
+    without such a sampler."""
     found = [module for module in trainer.learner.modules() if isinstance(module, MarginalActionSampler)]
     if not found or trainer.spec.act_dim != 2:
         return {}
@@ -63,15 +64,20 @@ def marginal_fit(trainer: Trainer, job: Job) -> dict[str, float]:
         log_z = quadrature.log_partition(marginal, nothing)
         energies = marginal.energies(marginal.encode(nothing), held_out.unsqueeze(0))
         learnt = float((-energies - log_z).mean())
-    edges = np.linspace(-limit, limit, BINS + 1)
-    counts, _ = np.histogramdd(train.double().numpy(), bins=[edges, edges])
-    density = (counts + 1) / (counts + 1).sum() / (edges[1] - edges[0]) ** 2
-    cells = np.clip(np.digitize(held_out.numpy(), edges) - 1, 0, BINS - 1)
     return {
         "log p, learnt marginal": learnt,
-        "log p, histogram": float(np.log(density[cells[:, 0], cells[:, 1]]).mean()),
+        "log p, histogram": max(_by_histogram(train.numpy(), held_out.numpy(), limit, bins) for bins in BINS),
         "log p, uniform": float(-2 * np.log(2 * limit)),
     }
+
+
+def _by_histogram(train: np.ndarray, held_out: np.ndarray, limit: float, bins: int) -> float:
+    """Mean log-density of actions by a histogram of others on [−limit, limit]²."""
+    edges = np.linspace(-limit, limit, bins + 1)
+    counts, _, _ = np.histogram2d(*train.T, bins=[edges, edges])
+    density = (counts + 1) / (counts + 1).sum() / (edges[1] - edges[0]) ** 2
+    cells = np.clip(np.digitize(held_out, edges) - 1, 0, bins - 1)
+    return float(np.log(density[cells[:, 0], cells[:, 1]]).mean())
 
 
 def curve(rows: list[dict[str, Any]]) -> list[list[float]]:
