@@ -28,7 +28,7 @@ class Browser:
     """One page. It keeps what the page wrote to the console and what it asked for."""
 
     def __init__(self, address: str) -> None:
-        self._socket = websockets.sync.client.connect(address, max_size=2**26)
+        self._socket = websockets.sync.client.connect(address, max_size=2**26, ping_interval=None)
         self._number = 0
         self.errors: list[str] = []
         self.requests: list[str] = []

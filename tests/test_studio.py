@@ -561,27 +561,25 @@ def test_a_question_that_still_waits_when_the_studio_ends_gets_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk, asked, go = Desk([Subject("bowls", bowls())]), threading.Event(), threading.Event()
-    monkeypatch.setitem(desk.questions, "hello", lambda message: {"waited": asked.set() or go.wait(60)})
+    monkeypatch.setitem(desk.questions, "hello", lambda message: {"waited": asked.set() or go.wait(PATIENCE)})
     server = StudioServer(desk)
     found: list[Any] = []
     with server:
         first = threading.Thread(target=lambda: server.answer("hello", b"{}"))
         first.start()
-        assert asked.wait(60)
+        assert asked.wait(PATIENCE)
         second = threading.Thread(target=lambda: found.append(server.answer("hello", b"{}")))
         second.start()
-        end = time.monotonic() + 60
-        while not server._quick._work_queue.qsize() and time.monotonic() < end:
-            time.sleep(0.01)
+        eventually(lambda: server._quick._work_queue.qsize() > 0)
 
         def release() -> None:
             """The first one ends when the second one has its answer."""
-            second.join(60)
+            second.join(PATIENCE)
             go.set()
 
         threading.Thread(target=release).start()
-    first.join(60)
-    second.join(60)
+    first.join(PATIENCE)
+    second.join(PATIENCE)
     assert found == [(503, {"error": "the studio has ended"})] and capsys.readouterr().err == ""
 
 

@@ -300,7 +300,8 @@ def test_every_panel_is_taken_away_as_png_and_svg(page: Browser) -> None:
     assert panels == ["landscape", "scene", "along", "second", "difference", "curves", "moment"]
     for panel in panels:
         svg = page.run(f"import('./take.js').then((take) => take.svgOf('{panel}'))")
-        assert svg.startswith("<svg") and "NaN" not in svg and "var(" not in svg and svg.count("<") > 20
+        drawn = re.sub(r'base64,[^"]*', "", svg)  # letters of a picture may spell anything
+        assert drawn.startswith("<svg") and "NaN" not in drawn and "var(" not in drawn and drawn.count("<") > 20
         size = page.run(
             "import('./take.js').then(async (take) => {"
             f" const map = await createImageBitmap(await take.pngOf('{panel}'));"
