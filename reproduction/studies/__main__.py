@@ -29,14 +29,15 @@ def find_study(name: str) -> Inquiry:
 
 def write_evidence(study: Inquiry, folder: Path, out: Path) -> Evidence:
     """Write the evidence of the records in a sweep's folder, together with those that were written before, and the
-    ledger with it."""
+    ledger with it where there is one."""
     path = out / "studies" / f"{study.slug}.json"
     earlier = json.loads(path.read_bytes())["runs"] if path.exists() else []
     known = {row["key"]: row for row in earlier} | dict(study.records(folder))
     evidence = study.evidence(known.values())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(evidence, indent=1) + "\n").encode())
-    write_ledger(out)
+    if any(out.glob("[0-9][0-9]-*.json")):  # without a claim there is no ledger
+        write_ledger(out)
     return evidence
 
 
