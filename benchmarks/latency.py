@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cebm.acting import Search
 from cebm.asynchronous import AsynchronousRunner, Played
 from cebm.composition import vary
 from cebm.evaluation import TEST_SEED
@@ -85,15 +86,18 @@ def measured(policy: EnergyPolicy, way: str, late: int, episodes: int) -> dict[s
     }
 
 
-def measure(policy: EnergyPolicy, latencies: Sequence[int], episodes: int, closeness: float) -> list[dict[str, Any]]:
-    """All ways with all latencies; one more, with a term of closeness, where the policy's search has it."""
+def ways_of(policy: EnergyPolicy, closeness: float) -> dict[str, EnergyPolicy]:
+    """All ways; one more, with a term of closeness, where the policy's search has it."""
     ways = {"waiting": policy, "apart": policy, "joined": policy}
     if closeness and hasattr(policy.acting, "closeness"):
         ways[f"joined, closeness {closeness:g}"] = replace(policy, acting=vary(policy.acting, closeness=closeness))
-    if not hasattr(policy.acting, "sampler"):
-        del ways["joined"]  # nothing is searched
-    elif hasattr(policy.acting, "closeness") and policy.acting.closeness == 0:
-        del ways["joined"]  # the search draws anew, and only this term looks at the last chunk
+    if not isinstance(policy.acting, Search):
+        del ways["joined"]  # nothing is searched, or only a term of closeness looks at the last chunk
+    return ways
+
+
+def measure(ways: dict[str, EnergyPolicy], latencies: Sequence[int], episodes: int) -> list[dict[str, Any]]:
+    """These ways with all latencies."""
     found = []
     for late in latencies:
         for way, acting in ways.items():
@@ -116,10 +120,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--latencies", type=int, nargs="+", default=LATENCIES, help="milliseconds")
-    parser.add_argument("--closeness", type=float, default=1.0, help="weight of the term, in an annealed search")
+    parser.add_argument("--closeness", type=float, default=10.0, help="weight of the term of closeness")
+    parser.add_argument("--ways", nargs="+", help="only these; other rows of an older --out stay")
     arguments = parser.parse_args()
-    rows = measure(load(arguments.run), arguments.latencies, arguments.episodes, arguments.closeness)
+    ways = ways_of(load(arguments.run), arguments.closeness)
+    asked = arguments.ways or list(ways)
+    rows = measure({way: ways[way] for way in asked}, arguments.latencies, arguments.episodes)
     if arguments.out is not None:
+        if arguments.ways and arguments.out.exists():
+            older = json.loads(arguments.out.read_text())["rows"]
+            rows = [row for row in older if row["way"] not in asked] + rows
+        rows.sort(key=lambda row: row["late_ms"])
         about = {"episodes": arguments.episodes, "run": arguments.run.name, "rows": rows}
         write_atomically(arguments.out, (json.dumps(about) + "\n").encode())
 

@@ -116,6 +116,7 @@ PLAYED = {
     "waiting": "stands still until the answer is there",
     "apart": "plays the chunk on",
     "joined": "plays on, and the search starts at the rest of the chunk",
+    "joined, closeness": "plays on, and a term of closeness (`closeness=10`) draws near the rest of the chunk",
 }
 
 
@@ -125,7 +126,7 @@ def latency() -> str:
     rows = [
         (
             f"{row['late_ms']} ms",
-            PLAYED.get(row["way"], row["way"]),
+            PLAYED[row["way"].partition(", closeness")[0] + (", closeness" if "closeness" in row["way"] else "")],
             f"{row['reward']:.3f} ± {row['error']:.3f}",
             f"{row['success']:.2f}",
             f"{row['seam']:.1f} px",
