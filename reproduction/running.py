@@ -121,8 +121,7 @@ def judge_anew(claims: Sequence[Claim], scale: Scale, seeds: int | None, out: Pa
 
 def results_in(out: Path) -> dict[str, Result]:
     """The results of all records in a folder of results, by key."""
-    records = (json.loads(path.read_bytes()) for path in sorted((out / "runs").glob("*.json")))
-    return {record["key"]: record["result"] for record in records}
+    return {path.stem: json.loads(path.read_bytes())["result"] for path in sorted((out / "runs").glob("*.json"))}
 
 
 def _seeds(claim: Claim, scale: Scale, asked: int | None) -> int:

@@ -68,7 +68,7 @@ def test_a_whole_run_of_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         simulations=300,
         seeds=[0],
         observations=1,
-        minutes=0.01,
+        minutes=0.05,
         models=tmp_path / "models",
         out=tmp_path / "rows.jsonl",
     )

@@ -276,7 +276,7 @@ class HMC:
         """The tuning after trajectory k, whose end was taken with `probability`."""
         tuning = after.tuning
         # From the last change of the mass on: a step that fitted the old one may be off by a factor of ten.
-        gain = (k + 1 if tuning.found is None else float(tuning.found.count)) ** -0.6
+        gain = (k + 1 if tuning.found is None else float(tuning.found.trajectories)) ** -0.6
         log_step = tuning.log_step + gain * (probability.mean(1).view(-1, 1, 1) - self.target)
         # Welford's update by a block of states, per observation.
         actions, size = after.actions, after.actions.shape[1]
