@@ -254,6 +254,10 @@ def test_training_rolls_out_the_task_that_the_data_name(tmp_path: Path) -> None:
     assert VALIDATION_SEED != TEST_SEED
 
 
+def numbers_of(line: str) -> list[float]:
+    return [float({"True": "1", "False": "0"}.get(cell, cell)) for cell in line.split(",")]
+
+
 @needs_simulator
 def test_the_command_line_converts_and_films(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["demos", "push-t:state", "--from", str(human_file(tmp_path)), "--out", str(tmp_path / "ours.npz")])
@@ -266,8 +270,10 @@ def test_the_command_line_converts_and_films(tmp_path: Path, capsys: pytest.Capt
     for found, extra in ((alone, ["--video", str(tmp_path / "film"), "--film", "1"]), (shared, ["--workers", "2"])):
         main(["eval", str(tmp_path / "run"), *asked, *extra])
         found.append(json.loads(capsys.readouterr().out))
-        found.append((tmp_path / "run/evaluation.csv").read_text())
-    assert alone[1] == shared[1], "the episodes are the same in two processes"
+        found.append((tmp_path / "run/evaluation.csv").read_text().split())
+    for one, other in zip(alone[1][1:], shared[1][1:], strict=True):
+        # The same episodes; the simulator's geometry may round otherwise in another process.
+        assert numbers_of(one) == pytest.approx(numbers_of(other), rel=1e-9, abs=1e-12)
     summary = alone[0]
     assert summary["metric"] == "final_coverage"
     assert summary["final_coverage_low"] <= summary["final_coverage"] <= summary["final_coverage_high"]

@@ -147,7 +147,7 @@ def evaluate(
     Further arguments go to `Runner`: candidates, steps, warm_start, execute; with a `fallback`, which plays where the
     policy asks, the rows say how often it did. `latency_calls` single actions are timed
     afterwards. `workers`: processes that step the environments, while the policy acts here on the whole batch; the
-    rows are the same for any number. `film`: indices of episodes whose pictures to keep.
+    rows are the same for any number, as far as the simulator rounds alike. `film`: indices of episodes whose pictures to keep.
     """
     count = check_episodes(episodes)
     if latency_calls < 0:
