@@ -145,9 +145,9 @@ def evaluate(
     The policy is one of cebm's, or any object with `reset()` and `act(obs [batch, obs]) -> [batch, act]`. Episode i
     starts from a seed that only (seed, i) decides, and has at most `max_steps` steps (None: the task's own limit).
     Further arguments go to `Runner`: candidates, steps, warm_start, execute; with a `fallback`, which plays where the
-    policy asks, the rows say how often it did. `latency_calls` single actions are timed
-    afterwards. `workers`: processes that step the environments, while the policy acts here on the whole batch; the
-    rows are the same for any number, as far as the simulator rounds alike. `film`: indices of episodes whose pictures to keep.
+    policy asks, the rows say how often it did. `latency_calls` single actions are timed afterwards. `workers`:
+    processes that step the environments, while the policy acts here on the whole batch; the rows are the same for any
+    number, as far as the simulator rounds alike. `film`: indices of episodes whose pictures to keep.
     """
     count = check_episodes(episodes)
     if latency_calls < 0:
