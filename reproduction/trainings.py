@@ -63,7 +63,12 @@ class Scale:
         """The trial at this scale."""
         if not self.small:
             return trial
-        small = {"energy.width": min(32, settings_of(trial)["energy.width"]), "optimiser.batch_size": 64}
+        small = {
+            name: min(32, value)
+            for name, value in settings_of(trial).items()
+            if name.startswith("energy.") and name.endswith(".width")
+        }
+        small["optimiser.batch_size"] = 64
         if hasattr(trial.acting, "candidates"):
             small["acting.candidates"] = min(16, trial.acting.candidates)
         return vary(trial, **small)

@@ -74,7 +74,7 @@ def marginal_fit(trainer: Trainer, job: Job) -> dict[str, float]:
 def _by_histogram(train: np.ndarray, held_out: np.ndarray, limit: float, bins: int) -> float:
     """Mean log-density of actions by a histogram of others on [−limit, limit]²."""
     edges = np.linspace(-limit, limit, bins + 1)
-    counts, _ = np.histogramdd(train.astype(np.float64), bins=[edges, edges])
+    counts, _, _ = np.histogram2d(train[:, 0], train[:, 1], bins=bins, range=((-limit, limit), (-limit, limit)))
     density = (counts + 1) / (counts + 1).sum() / (edges[1] - edges[0]) ** 2
     cells = np.clip(np.digitize(held_out, edges) - 1, 0, bins - 1)
     return float(np.log(density[cells[:, 0], cells[:, 1]]).mean())
