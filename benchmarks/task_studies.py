@@ -371,6 +371,12 @@ def experts(study: Results | Several) -> dict[str, dict[str, float]]:
     return {case: expert(task) for case, task in {each.case: each.task for each in studies}.items()}
 
 
+def with_others(found: list[Record], known: Iterable[Record]) -> list[Record]:
+    """What was found, and of what is known the recipes that were not run again."""
+    again = {row["label"] for row in found}
+    return [*found, *(row for row in known if row["label"] not in again)]
+
+
 def main() -> None:
     """Writes the table of a study's folder, and prints it."""
     parser = argparse.ArgumentParser(description="The table of a study of real tasks.")
@@ -379,8 +385,11 @@ def main() -> None:
     parser.add_argument("--metric", default="reward")
     parser.add_argument("--reference", help="a recipe; all others are compared with it, by seed and episode")
     parser.add_argument("--experts", choices=("forks", "metaworld"), help="a study whose experts are played, too")
+    parser.add_argument("--add", action="store_true", help="keep the records of OUT whose recipe FOLDER has not")
     arguments = parser.parse_args()
-    found = list(records(arguments.folder).values())
+    found = [*records(arguments.folder).values()]
+    if arguments.add:
+        found = with_others(found, json.loads(arguments.out.read_text())["records"])
     rows = table(found, arguments.metric, arguments.reference)
     for name, row in rows.items():
         value, rate = row[arguments.metric], row["success"]

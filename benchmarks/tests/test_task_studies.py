@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import task_studies
-from benchmarks.task_studies import Recipe, Results, Way, measured, table, without_tilt
+from benchmarks.task_studies import Recipe, Results, Way, measured, table, with_others, without_tilt
 from cebm.loading import load
 from cebm.recipes import find_trial, vary
 from cebm.runs import Job, train
@@ -128,3 +128,9 @@ def test_draws_that_are_not_moved_are_those_of_the_mixture(tmp_path: Path) -> No
     generator = torch.Generator().manual_seed(0)
     actions = drawn.act(obs, generator=generator)
     assert len(actions.unique(dim=0)) == 400 and len(policy.act(obs).unique(dim=0)) == 1
+
+
+def test_records_of_other_recipes_stay() -> None:
+    old = [{"label": "steady", "seed": 0}, {"label": "annealed", "seed": 0}]
+    new = [{"label": "annealed", "seed": 1}]
+    assert with_others(new, old) == [new[0], old[0]]

@@ -49,6 +49,27 @@ def _annealed(way: str) -> float:
     return _json("docs/annealed/particle-recipe-100.json")["ways"][way]["success"]
 
 
+def _push_t(found: dict[str, Any]) -> dict[str, str]:
+    """The table of docs/tasks.md in single numbers, and what the choice brings where draws are blurred."""
+
+    def choice(recipe: str) -> str:
+        middle, low, high = (-each for each in found[f"{recipe}, one draw"]["to as trained"])
+        return f"{middle:.3f} ({min(low, high):.3f} to {max(low, high):.3f})".replace("-", "−")
+
+    blurred = _json("docs/annealed/push-t-low-levels-large-jitter-100.json")["ways"]
+    recipes = {"": "annealed", " mirrored": "annealed, mirrored", " steady": "steady", " mse": "mse"}
+    return {
+        **{f"push-t{name}": f"{found[f'{of}, as trained']['reward'][0]:.3f}" for name, of in recipes.items()},
+        **{f"push-t{name} success": _share(found[f"{of}, as trained"]["success"][0]) for name, of in recipes.items()},
+        "push-t seeds": str(len(found["annealed, as trained"]["seeds"])),
+        "push-t one draw": f"{found['annealed, one draw']['reward'][0]:.3f}",
+        "push-t choice": choice("annealed"),
+        "push-t mirrored choice": choice("annealed, mirrored"),
+        "push-t blurred one draw": f"{blurred['one draw']['metric'][0]:.3f}",
+        "push-t blurred lowest": f"{blurred['lowest of 32']['metric'][0]:.3f}",
+    }
+
+
 def _ibc() -> dict[str, str]:
     """How much of the success of `ibc` the search and the weights decide, after training for long."""
     runs = [_json(f"docs/stability/ibc-2d-300-{seed}.json")["checkpoints"] for seed in range(3)]
@@ -156,7 +177,6 @@ def values() -> dict[str, str]:
     trusted = _json("docs/trust.json")
     eager = next(r for r in rows if (r["bench"], r.get("baseline"), r["threads"]) == ("compare", "eager", 1))
     nothing = [json.loads(line) for line in (ROOT / "docs/from_nothing.jsonl").read_text().splitlines()]
-    choice = [-each for each in push_t["annealed, one draw"]["to as trained"]]
     claims = ledger()
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
@@ -171,7 +191,7 @@ def values() -> dict[str, str]:
         "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
         "claims": str(sum(claims.values())),
         **{f"claims {name}": str(count) for name, count in claims.items()},
-        "push-t choice": f"{choice[0]:.3f} ({choice[2]:.3f} to {choice[1]:.3f})",
+        **_push_t(push_t),
         "integral mixture": f"{integral['gaussian mixture'][0]:.2f}",
         "integral chains": f"{integral['ibc chains'][0]:.2f}",
         **{f"temperature {way}": f"{mean(each['double-well']):.3f}" for way, each in temperature.items()},
@@ -187,8 +207,6 @@ def values() -> dict[str, str]:
             for name, each in _json("docs/gallery/records.json").items()
             for what, number in each["numbers"].items()
         },
-        "push-t one draw": f"{push_t['annealed, one draw']['reward'][0]:.3f}",
-        "push-t lowest": f"{push_t['annealed, as trained']['reward'][0]:.3f}",
     }
 
 

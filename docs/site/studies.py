@@ -96,8 +96,7 @@ WAYS = tuple(
 WAYS_OF_ACTING = {
     "as trained": "as the recipe says",
     "one draw": "one draw",
-    "one draw of ten steps": "one draw, 10 levels",
-    "softmax": "softmax over 32",
+    "lowest": "the lowest of all 32",
     "without f": "its mixture alone",
     "without the denoising step": "without the denoising step",
     "drawn": "a draw of its mixture",
