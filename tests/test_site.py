@@ -139,7 +139,7 @@ def test_the_numbers_of_pages_are_those_of_the_records(monkeypatch: pytest.Monke
         text = (ROOT / page).read_text()
         assert not re.search(r"^<!-- =", text, re.M), f"{page}: a mark at the start of a line ends the paragraph"
         assert numbers.refreshed(text) == text, f"{page}: run python -m docs.site --records"
-    marked = "<!-- = push-t lowest -->0.5<!-- / -->"
+    marked = "<!-- = act ms -->0.5<!-- / -->"
     assert numbers.refreshed(marked) not in (marked, "")
     with pytest.raises(ValueError, match="no record gives the number 'nothing'"):
         numbers.refreshed("<!-- = nothing -->0.5<!-- / -->")
