@@ -61,7 +61,10 @@ def _push_t(found: dict[str, Any]) -> dict[str, str]:
     return {
         **{f"push-t{name}": f"{found[f'{of}, as trained']['reward'][0]:.3f}" for name, of in recipes.items()},
         **{f"push-t{name} success": _share(found[f"{of}, as trained"]["success"][0]) for name, of in recipes.items()},
-        "push-t seeds": str(len(found["annealed, as trained"]["seeds"])),
+        **{
+            f"push-t{name} seeds": str(len(found[f"{recipes[name]}, as trained"]["seeds"]))
+            for name in ("", " mirrored")
+        },
         "push-t one draw": f"{found['annealed, one draw']['reward'][0]:.3f}",
         "push-t choice": choice("annealed"),
         "push-t mirrored choice": choice("annealed, mirrored"),
