@@ -1,5 +1,6 @@
 """What the documents say is true: code runs, commands and links exist, and theory.md names real functions and tests."""
 
+import ast
 import importlib
 import os
 import re
@@ -150,6 +151,18 @@ def test_the_stability_study_shows_what_was_measured() -> None:
     # And they follow the records: other numbers make another table.
     found["steady-2d-2000"][0]["last"]["as-trained"]["success"] = 0.123
     assert "12.3" in document.documented(text, found)
+
+
+def test_docstrings_are_sentences() -> None:
+    """Of four words at least, private ones too."""
+    short = []
+    for path in (ROOT / "src" / "cebm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text.split()) < 4:
+                    short.append(f"{path.name}: {text}")
+    assert not short
 
 
 def test_modules_import_only_from_those_above_them() -> None:

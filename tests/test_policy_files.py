@@ -288,7 +288,9 @@ def test_units_that_make_no_sense_are_refused(value: float, saved: Path) -> None
 
 
 def test_altered_newer_and_missing_files_are_refused(saved: Path, tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere", "No such file")
+    (tmp_path / "file").write_text("")
+    for name in ("nowhere", "file"):
+        refused(tmp_path / name, rf"/{name}: there is no such directory; a saved policy is one")
     (tensors,) = saved.glob("*.safetensors")
     content = bytearray(tensors.read_bytes())
     content[-1] ^= 1

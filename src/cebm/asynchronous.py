@@ -165,7 +165,7 @@ class AsynchronousRunner:
         return True
 
     def _note(self, action: np.ndarray, fresh: bool) -> None:
-        """Counts this tick."""
+        """Counts the tick that is played now."""
         if self._last is not None:
             change = float(np.abs(action - self._last).max(1).mean())
             (self.played.seams if fresh else self.played.within).append(change)

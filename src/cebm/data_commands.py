@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def data_command(arguments: "Data") -> None:
-    """Inspects, or converts."""
+    """Inspects data, or converts them."""
     if arguments.what == "inspect":
         if arguments.out is not None:
             raise ValueError(f"inspect writes nothing, so it takes no second path ({arguments.out})")

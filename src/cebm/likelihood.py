@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def log_prob(
     policy: "EnergyPolicy", obs: Any, action: Any, draws: int, anneal: bool, generator: torch.Generator | None
 ) -> LogProb:
-    """See `EnergyPolicy.log_prob`."""
+    """The log-densities that `EnergyPolicy.log_prob` describes."""
     units, box = policy.units, policy.act_box
     if not units.conversion.plain and not units.conversion.relative:
         raise ValueError("log_prob: columns of kinds other than plain ones have no density in the units of the data")
@@ -34,7 +34,7 @@ def log_prob(
 
 
 def modes(policy: "EnergyPolicy", obs: Any, draws: int, generator: torch.Generator | None) -> list[list[Mode]]:
-    """See `EnergyPolicy.modes`."""
+    """The modes that `EnergyPolicy.modes` describes."""
     problem = policy.problem(obs, generator=generator)
     found = Estimator(draws)(policy.energy, problem.context, policy.act_box.limit, problem.generator)
     warn_untrusted(found, 4)

@@ -23,6 +23,8 @@ def load(directory: str | Path, device: torch.device | str = "cpu") -> EnergyPol
     """Reads a policy that `save` wrote, or the best one of a run directory; a StorageError says what is wrong with a
     damaged, altered or newer one. A policy made of your own pieces needs their module imported first."""
     where, place = Path(directory), usable_device(device)
+    if not where.is_dir():
+        raise StorageError(f"{where}: there is no such directory; a saved policy is one, and so is a run")
     if (where / "run.json").exists():
         where = where / "best"
     header, tensors = load_bundle(where, FORMAT, VERSION)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cebm.composition import built, modules_in
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.distributed import ALONE, Group
+from cebm.energies import EnergyModel
 from cebm.information import SaturatedBoundWarning, energy_score, info_nce_bound
 from cebm.losses import info_nce
 from cebm.objectives import Terms
@@ -27,6 +28,7 @@ from cebm.storage import take
 from cebm.units import extended, located, measure, perturbed
 
 Limits = tuple[Any, Any]
+Result = TypeVar("Result")
 
 
 class Learner(nn.Module):
@@ -35,7 +37,7 @@ class Learner(nn.Module):
     def __init__(self, trial: Trial, spec: Specification, generator: torch.Generator) -> None:
         super().__init__()
         self.trial = trial
-        self.energy = trial.energy.build(spec, generator)
+        self.energy = _expected(EnergyModel, trial.energy.build(spec, generator), trial.energy, "build")
         self.objective = built(trial.objective, spec, generator)
         self.pieces = nn.ModuleDict(modules_in(self.objective))
 
@@ -47,7 +49,7 @@ class Learner(nn.Module):
         if smoothing:
             noise = torch.randn(actions.shape, generator=generator, dtype=actions.dtype, device=actions.device)
             actions = actions + smoothing * noise
-        terms = self.objective.terms(self.energy, obs, actions, generator)
+        terms = _expected(Terms, self.objective.terms(self.energy, obs, actions, generator), self.objective, "terms")
         loss = terms.loss
         for piece in self.trial.penalties:
             loss = loss + piece.penalty(self.energy, obs, terms)
@@ -57,6 +59,15 @@ class Learner(nn.Module):
             log[name] = own.detach()
             loss = loss + own
         return loss, log
+
+
+def _expected(kind: type[Result], found: Any, piece: Any, method: str) -> Result:
+    """What a method of a user's piece gave; a ValueError that names the piece where it is something else."""
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{type(piece).__name__}.{method} must give {kind.__module__}.{kind.__name__}, got {type(found).__name__}"
+        )
+    return found
 
 
 MOST_SEEN = 2_000_000
@@ -116,6 +127,7 @@ class Trainer:
         measured = measure(inputs, self.training, self._rows)
         self.units, self.notes = measured.units.to(self.device), measured.notes
         self._range = (measured.low, measured.high)
+        self._bounds()  # limits that cannot be meant are refused now, and not after the training
         forms = self.units.conversion
         self.spec = inputs.specification(forms.obs.inside_parts, forms.action.features)
         if hasattr(trial.energy, "sized"):
@@ -241,13 +253,7 @@ class Trainer:
         with torch.no_grad():
             data_energies = energy(obs, actions.unsqueeze(1))[:, 0].sort().values
         seen = obs[:: -(-obs.numel() // MOST_SEEN)]
-        bounds: dict[str, Tensor] = {}
-        if self.limits is not None:
-            for name, limit in zip(("low", "high"), self.limits, strict=True):
-                given = torch.as_tensor(np.asarray(limit)).to(self.act_box.centre)
-                bounds[name] = given.expand(self.units.conversion.action.size).repeat(self.spec.horizon)
-        elif self._range[0] is not None and self._range[1] is not None:
-            bounds = {"low": self._range[0].to(self.act_box.centre), "high": self._range[1].to(self.act_box.centre)}
+        low, high = self._bounds()
         return EnergyPolicy(
             energy,
             self.obs_box,
@@ -258,9 +264,25 @@ class Trainer:
             data_energies=data_energies,
             conversion=self.units.conversion,
             seen=seen,
-            low=bounds.get("low"),
-            high=bounds.get("high"),
+            low=low,
+            high=high,
         )
+
+    def _bounds(self) -> tuple[Tensor | None, Tensor | None]:
+        """The lowest and the highest chunk: the limits, or what the units say."""
+        if self.limits is None:
+            low, high = (None if end is None else end.to(self.act_box.centre) for end in self._range)
+            return (low, high) if low is not None and high is not None else (None, None)
+        columns, ends = self.units.conversion.action.size, []
+        for name, limit in zip(("low", "high"), self.limits, strict=True):
+            given = torch.as_tensor(np.asarray(limit, np.float64)).to(self.act_box.centre)
+            if given.shape not in ((), (1,), (columns,)):
+                raise ValueError(f"limits: {name} has shape {tuple(given.shape)}, an action has {columns} columns")
+            ends.append(given.expand(columns))
+        if not bool((ends[0] <= ends[1]).all()):
+            raise ValueError(f"limits: low must not be above high, got {ends[0].tolist()} and {ends[1].tolist()}")
+        horizon = self.trial.inputs.horizon
+        return ends[0].repeat(horizon), ends[1].repeat(horizon)
 
     def validate(
         self, policy: EnergyPolicy, candidates: int | None = None, pairs: int = 256, draws: int = 0

@@ -51,7 +51,7 @@ class Target(EnergyModel):
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator) -> Float[Tensor, "n act"]:
-        """Exact, independent draws."""
+        """Exact draws, independent of each other."""
 
     def encode(self, obs: Obs) -> Context:
         return obs.new_empty(obs.shape[0], 0)

@@ -48,7 +48,7 @@ class Inspection:
     metadata: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """What was found, as plain JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -116,7 +116,7 @@ class TwoStepEnergy(EnergyModel):
     def predict(
         self, obs: Float[Tensor, "batch obs"], start: Float[Tensor, "batch act"], level: float
     ) -> Float[Tensor, "batch act"]:
-        """f(x, start, level)."""
+        """f(x, start, level): one pass of the network."""
         return self.trunk(torch.cat([obs, start, start.new_full((start.shape[0], 1), level)], 1))
 
     def encode(self, obs: Obs) -> Context:
@@ -157,6 +157,6 @@ class TwoStep:
 
 
 def _around(energy: EnergyModel, context: Context, actions: Actions) -> Energies:
-    """½‖y − ŷ‖²."""
+    """½‖y − ŷ‖², least at the regression ŷ."""
     energy.check(context, actions)
     return 0.5 * (actions - context.unsqueeze(1)).square().sum(-1)

@@ -118,7 +118,7 @@ class Head(nn.Module):
         return self.width * (1 + len(self.inner))
 
     def values(self, u: Float[Tensor, "rows act"], conditions: tuple[Tensor, ...]) -> Float[Tensor, " rows"]:
-        """φ alone."""
+        """φ without its gradient."""
         hidden, _ = self._up(u, conditions)
         return self._phi(u, _applied(self.last, F.silu(hidden)))[0]
 

@@ -313,7 +313,7 @@ class HMC:
 
 
 def _risen(state: HMCState, momentum: Actions, energies: Energies, ended: Actions) -> Energies:
-    """H' − H."""
+    """H' − H, by which the trajectory missed its energy."""
     return energies - state.energies + 0.5 * (ended.square().sum(-1) - momentum.square().sum(-1))
 
 

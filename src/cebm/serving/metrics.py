@@ -22,7 +22,7 @@ class Histogram:
         self.counts, self.total = [0] * (len(bounds) + 1), 0.0
 
     def add(self, value: float) -> None:
-        """One more value."""
+        """Counts one more value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 

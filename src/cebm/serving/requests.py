@@ -265,7 +265,7 @@ class Session:
         self.forget()
 
     def forget(self) -> None:
-        """New episodes begin."""
+        """Forgets all frames: new episodes begin."""
         self._seen: list[np.ndarray] = []
         self._chunk: np.ndarray | None = None
 

@@ -305,7 +305,7 @@ def _energy_chart(moves: Mapping[str, Any], wanted: float) -> Chart:
 
 
 def _plain(value: Value) -> Value:
-    """Without numpy's types."""
+    """The same values without numpy's types."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -228,7 +228,7 @@ class BatchedForks:
         return away.argmin(1), away.min(1) < self.task.gap_width / 2
 
     def outcome(self) -> list[dict[str, Value]]:
-        """The episodes' rows."""
+        """One row for each episode."""
         found: list[dict[str, Value]] = []
         for i, taken in enumerate(self.taken):
             passed = bool(self.success[i])

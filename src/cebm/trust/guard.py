@@ -88,7 +88,7 @@ class Guard:
 
     @property
     def calibration(self) -> Calibration:
-        """The thresholds."""
+        """The thresholds of its signals."""
         if self.density.calibration is None:
             raise ValueError("the guard has no thresholds: Guard.fit makes one that has")
         return self.density.calibration

@@ -189,7 +189,7 @@ class Mirror:
     def transform(
         self, obs: Float[np.ndarray, "steps obs"], actions: Float[np.ndarray, "steps act"]
     ) -> tuple[Float[np.ndarray, "steps obs"], Float[np.ndarray, "steps act"]]:
-        """The mirrored episode."""
+        """The episode with its columns mirrored."""
         return (
             self._mirrored(obs, self.obs, self.swap_obs),
             self._mirrored(actions, self.actions, self.swap_actions),
@@ -252,7 +252,7 @@ class PlanarMirror:
     def transform(
         self, obs: Float[np.ndarray, "steps obs"], actions: Float[np.ndarray, "steps act"]
     ) -> tuple[Float[np.ndarray, "steps obs"], Float[np.ndarray, "steps act"]]:
-        """The reflected episode."""
+        """The episode, reflected in the plane."""
         seen, done = obs.copy(), actions.copy()
         points, keypoints, own = (_own(each) for each in (self.points, self.keypoints, self.actions))
         seen[:, points] = self._reflected(obs[:, points])
