@@ -304,6 +304,45 @@ def test_settings_of_the_trial_are_arguments_of_fit() -> None:
             fit(obs, obs, [30, 60], trial=trial, steps=2, **settings)
 
 
+def test_limits_that_cannot_be_meant_are_refused_before_the_training() -> None:
+    data = particle(2)
+    for limits, message in (
+        ((1.0, -1.0), r"limits: low must not be above high, got \[1.0, 1.0\] and \[-1.0, -1.0\]"),
+        ((0.0, np.nan), "limits: low must not be above high"),
+        (([0.0] * 3, [1.0] * 3), r"limits: low has shape \(3,\), an action has 2 columns"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Trainer(small(TRIALS["mse"]), data, data, limits=limits)
+    chunks = Trainer(small(TRIALS["mse"], horizon=2), data, data, limits=([0.0, 0.1], 1.0)).policy()
+    assert [limit.tolist() for limit in chunks.limits] == [pytest.approx([0, 0.1, 0, 0.1]), [1.0] * 4]
+
+
+@dataclass(frozen=True)
+class NoEnergy:
+    """Builds a network, and not an energy around it."""
+
+    joint = False
+
+    def build(self, spec: Specification, generator: torch.Generator | None = None) -> Any:
+        return torch.nn.Linear(spec.obs_dim, spec.act_dim)
+
+
+@dataclass(frozen=True)
+class BareLoss:
+    """Gives a number, and not the terms of a loss."""
+
+    def terms(self, energy: Any, obs: Any, actions: Any, generator: torch.Generator) -> Any:
+        return energy(obs, actions.unsqueeze(1)).mean()
+
+
+def test_pieces_that_give_something_else_are_named() -> None:
+    data, trial = particle(2), small(TRIALS["ibc"])
+    with pytest.raises(ValueError, match=r"NoEnergy\.build must give cebm\.energies.*\.EnergyModel, got Linear"):
+        Trainer(replace(trial, energy=NoEnergy()), data, data)
+    with pytest.raises(ValueError, match=r"BareLoss\.terms must give cebm\.objectives\.Terms, got Tensor"):
+        Trainer(replace(trial, objective=BareLoss()), data, data).step()
+
+
 @pytest.mark.parametrize("name", ["steady", "mse"])
 def test_decimals_far_from_zero_come_back(name: str, tmp_path: Path) -> None:
     """Actions of 5e6 ± 1, as times and positions on a map are: float32 knows them to half a unit."""
