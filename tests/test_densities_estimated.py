@@ -89,11 +89,20 @@ def tilted(generator: torch.Generator, strength: float) -> tuple[TiltedEnergy, f
     return TiltedEnergy(base, slope), strength
 
 
+def within_their_errors(errors: Tensor, standard: Tensor) -> bool:
+    """Twelve rows or more, a rounding of 1e-3 allowed: the median below 2.5 standard errors, and all but two below 4.5.
+    The weights of annealed draws have long tails, and a resampling correlates them: of 300 rows one was 5.3 standard
+    errors off. The median of twelve is beyond 2.5 with a probability of 1e-6, as a row is with 0.03; three of them
+    beyond 4.5 with 3e-5."""
+    scaled = (errors - 1e-3) / standard
+    return len(scaled) >= 12 and bool(scaled.median() < 2.5) and int((scaled >= 4.5).sum()) <= 2
+
+
 @pytest.mark.parametrize("strength", [0.5, 40.0])
 def test_log_z_from_a_proposal_and_annealed_from_it(strength: float, generator: torch.Generator) -> None:
     """With a weak tilt the proposal's draws are enough; with a strong one they are annealed."""
     energy, slope = tilted(generator, strength)
-    obs = torch.randn(3, 1, generator=generator)
+    obs = torch.randn(14, 1, generator=generator)
     context = energy.encode(obs)
     logs, means, stds, _, _ = context[1]
     exact = (logs + (0.5 * slope**2 * (2 * stds).exp() - slope * means).sum(-1)).logsumexp(1)
@@ -104,7 +113,10 @@ def test_log_z_from_a_proposal_and_annealed_from_it(strength: float, generator: 
     else:
         assert torch.equal(found.trusted, alone.trusted)
     errors = (found.log_partition - exact).abs()[found.trusted]
-    assert len(errors) and (errors < 4.5 * found.standard_error[found.trusted] + 1e-3).all()
+    assert within_their_errors(errors, found.standard_error[found.trusted])
+    assert not within_their_errors(
+        errors + 4 * found.standard_error[found.trusted], found.standard_error[found.trusted]
+    )
 
 
 def test_the_shape_is_that_of_the_tail(generator: torch.Generator) -> None:
@@ -152,14 +164,16 @@ class OfOne(EnergyModel):
 
 def test_a_policys_log_density_is_in_the_units_of_its_actions(generator: torch.Generator) -> None:
     policy = policy_of(OfOne(3, 0.05), 3)
-    obs = np.array([[0.1], [-0.3]])
-    action = 100 + 10 * (obs + 0.05 * np.array([[0.5, -1, 2], [0, 0, 0]]))
+    obs = np.array([[0.1], [-0.3]] * 7)
+    action = 100 + 10 * (obs + 0.05 * np.array([[0.5, -1, 2], [0, 0, 0]] * 7))
     found = policy.log_prob(obs, action, draws=256, generator=generator)
     exact = stats.norm.logpdf(action, 100 + 10 * obs, 0.5).sum(1)
-    assert (abs(found.value.numpy() - exact) < 4.5 * found.standard_error.numpy() + 1e-3).all()
-    assert (found.standard_error < 0.05).all() and (found.shape < 0.7).all()
+    trusted = found.shape < 0.7  # an estimate, too: one of 500 rows had 0.69
+    errors = (found.value - torch.from_numpy(exact)).abs()[trusted]
+    assert within_their_errors(errors, found.standard_error[trusted])
+    assert (found.standard_error < 0.05).all()
     assert policy.log_prob(obs[:1], action[:1] - 50, draws=32, generator=generator).value.isneginf().all()
-    with pytest.raises(ValueError, match="1 rows, obs has 2"):
+    with pytest.raises(ValueError, match="1 rows, obs has 14"):
         policy.log_prob(obs, action[:1])
 
 
