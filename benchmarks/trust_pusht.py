@@ -376,7 +376,8 @@ def together(density: cebm.EnergyPolicy, rest: Demonstrations, data: HeldOut) ->
 def behind(
     guard: Guard, summed: Guard, steady: cebm.EnergyPolicy, mse: cebm.EnergyPolicy, episodes: int = 40
 ) -> dict[str, Any]:
-    """Roll-outs alone, behind guards that ask (the agent then stays), and behind one that repairs."""
+    """Roll-outs alone, behind guards that ask (the agent then stays), and behind one that repairs; gains of reward are
+    paired by episode, against the same policy alone."""
     faults = {
         "steady": Faulty(steady),
         "mse": Faulty(mse),
@@ -390,6 +391,7 @@ def behind(
         return np.clip(obs[:, -2:], 0, 512)
 
     found: dict[str, Any] = {}
+    alone, good = np.empty(0), np.empty(0, bool)
     for name, policy in faults.items():
         ways = {
             "alone": policy,
@@ -402,11 +404,22 @@ def behind(
             played = cebm.evaluate(
                 actor, TASK, episodes=episodes, seed=TEST_SEED, latency_calls=0, execute=EXECUTE, **effort
             )
-            row: dict[str, Any] = {"reward": played.score("reward"), "success": played.score("success")}
-            if effort:
-                first = [each["first_asked"] for each in played.rows if each["first_asked"] is not None]
-                row |= {"episodes with a question": played.summary()["asked_episodes"]}
-                row |= {"median step of the first": float(np.median(first)) if first else None}
+            rewards = np.array([each["reward"] for each in played.rows])
+            row: dict[str, Any] = {"reward": float(rewards.mean()), "success": played.score("success")}
+            if actor is policy:
+                alone, good = rewards, np.array([bool(each["success"]) for each in played.rows])
+            else:
+                first = [each["first_asked"] for each in played.rows]
+                asked = np.array([each is not None for each in first])
+                steps = [each for each in first if each is not None]
+                row |= {
+                    "gain": float((rewards - alone).mean()),
+                    "gain error": float((rewards - alone).std(ddof=1) / np.sqrt(episodes)),
+                    "episodes with a question": float(asked.mean()),
+                    "of those that fail alone": float(asked[~good].mean()) if (~good).any() else None,
+                    "of those that succeed alone": float(asked[good].mean()) if good.any() else None,
+                    "median step of the first": float(np.median(steps)) if steps else None,
+                }
             found[f"{name}, {way}"] = row
     return found
 

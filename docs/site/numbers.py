@@ -187,6 +187,7 @@ def values() -> dict[str, str]:
         "act ms": f"{act['ms_p50']:.1f} ms",
         **{f"alarms of a {who}": _alarms(trusted[f"false alarms, {who}"]) for who in ("policy", "guard")},
         "asked episodes": _share(trusted["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
+        **studies.banana(),
         "guard ms": f"{trusted['guard']['milliseconds']['median']:.2f} ms",
         "eager ratio": f"{eager['ratio']:.2f}",
         **_ibc(),

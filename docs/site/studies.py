@@ -192,15 +192,16 @@ def samplers() -> dict[str, str]:
     rows, found = _lines("docs/samplers.jsonl"), _lines("docs/certificate.jsonl")
     names = list(dict.fromkeys(row["sampler"] for row in rows))
     targets = dict.fromkeys(row["target"] for row in rows)
-    head = ("target", *(name.replace(name.split(",")[0], name.split(",")[0].upper()) for name in names), "best / NUTS")
+    shown = (name.split(",")[0].upper() + ", ".join(["", *name.split(", ")[1:]]) for name in names)
+    ratios = [name for name in names if name.startswith("hmc")]
+    head = ("target", *shown, *(f"HMC {name.split(', ')[1]} / NUTS" for name in ratios))
 
     def value(target: str, name: str) -> float:
         return mean(row["ess_per_gradient"] for row in rows if (row["target"], row["sampler"]) == (target, name))
 
     def cells(target: str) -> list[str]:
         values = {name: value(target, name) for name in names}
-        ratio = max(value for name, value in values.items() if name != "nuts") / values["nuts"]
-        return [*(f"{each:.3f}" for each in values.values()), f"{ratio:.1f}"]
+        return [*(f"{each:.3f}" for each in values.values()), *(f"{values[n] / values['nuts']:.1f}" for n in ratios)]
 
     faults = [row for row in found if "fault" in row]
     right = [row for row in found if "right" in row]
@@ -220,6 +221,13 @@ def samplers() -> dict[str, str]:
         "nuts": table(head, [(target, *cells(target)) for target in targets]),
         "planted": table(("sampler", "repetitions", "result"), planted),
     }
+
+
+def banana() -> dict[str, str]:
+    """The lowest and the highest group of HMC's single chains on the banana."""
+    rows = [row for row in _lines("docs/samplers.jsonl") if (row["target"], row["sampler"]) == ("banana", "hmc, alone")]
+    found = [row["ess_per_gradient"] for row in rows]
+    return {"banana alone low": f"{min(found):.3f}", "banana alone high": f"{max(found):.3f}"}
 
 
 RUNS = {"chains": "", "single": ", single chains", "close": ", a close look"}
