@@ -26,7 +26,7 @@ from cebm.progress import ProgressBar, measured
 from cebm.recipes import TRIALS
 from cebm.runs import load_job, load_metrics
 from cebm.storage import locked, read_document
-from cebm.tasks import Gym, ParticleTask
+from cebm.tasks import TEST_SEED, Gym, ParticleTask
 from waiting import PATIENCE, eventually
 
 MODULE = [sys.executable, "-m", "cebm"]
@@ -332,6 +332,32 @@ def test_eval_prints_and_keeps_its_result(capsys: pytest.CaptureFixture[str]) ->
     again = evaluated()
     times = ("action_ms_p50", "action_ms_p99", "seconds")
     assert {k: v for k, v in again.items() if k not in times} == {k: v for k, v in printed.items() if k not in times}
+
+
+def test_eval_with_the_energy_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same episodes twice, both kept, with the paired difference; a recipe that has nothing to ignore is refused
+    before an episode is played, and an evaluation without the option leaves no old difference behind."""
+    main(["train", "steady", "--dim", "1", "--episodes", "6", "--out", "tilted", *SHORT])
+    capsys.readouterr()
+    main(["eval", "tilted", "--episodes", "6", "--without-energy", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    bare = printed["without_energy"]
+    assert (bare["episodes"], bare["seed"]) == (printed["episodes"], printed["seed"]) == (6, TEST_SEED)
+    assert bare["difference"][0] == pytest.approx(printed["success"] - bare["success"])
+    assert bare["difference"][1] < bare["difference"][0] < bare["difference"][2]
+    assert read_document(Path("tilted/evaluation.json"), "evaluation") == printed
+    with open("tilted/evaluation.csv") as file, open("tilted/evaluation-without-energy.csv") as other:
+        one, two = (list(csv.DictReader(each)) for each in (file, other))
+    assert [row["episode"] for row in one] == [row["episode"] for row in two]
+    assert any(a["final_distance"] != b["final_distance"] for a, b in zip(one, two, strict=True))
+    main(["eval", "tilted", "--episodes", "6", "--without-energy"])
+    words = capsys.readouterr().out.splitlines()
+    assert words[1].startswith("with its energy ignored: success ") and words[2].startswith("the energy adds ")
+    main(["eval", "tilted", "--episodes", "2"])
+    assert "without_energy" not in read_document(Path("tilted/evaluation.json"), "evaluation")
+    assert not Path("tilted/evaluation-without-energy.csv").exists()
+    capsys.readouterr()
+    assert "does nothing without its energy" in fails(capsys, "eval", "run", "--without-energy")
 
 
 def test_eval_in_other_places(capsys: pytest.CaptureFixture[str]) -> None:

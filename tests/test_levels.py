@@ -508,6 +508,26 @@ def test_effort_ends_where_candidates_agree(generator: torch.Generator) -> None:
     assert bool((everything.energies < torch.inf).all())
 
 
+def test_a_budget_counts_the_whole_search(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    """Where 2 of the candidates agree, the others do not fall and cost nothing; a budget takes it that they do."""
+    counted: list[int] = []
+    step = Annealed.step
+
+    def counting(self: Any, energy: Any, context: Any, state: Any, k: int, generator: Any) -> Any:
+        counted.append(state.actions.shape[1])
+        return step(self, energy, context, state, k, generator)
+
+    monkeypatch.setattr(Annealed, "step", counting)
+    energy = SMALL.build(Specification.flat(3, 2), generator)
+    boxes = (Box(torch.zeros(n), torch.ones(n)) for n in (3, 2))
+    policy = cebm.EnergyPolicy(energy, *boxes, AnnealedSearch(look=2, agreement=1e6))
+    policy.act(np.zeros(3, np.float32))
+    assert sum(counted) == 2 * 5
+    counted.clear()
+    policy._measure(16, 1, None)
+    assert sum(counted) == 16 * 5 * 6  # six calls
+
+
 def test_closeness_keeps_the_mode_of_the_last_action(generator: torch.Generator) -> None:
     near = torch.tensor(MEANS, dtype=torch.float64)[[0, 1]].repeat(50, 1)  # by chance alike: below 1e-6
     for closeness, same in ((0.0, False), (20.0, True)):

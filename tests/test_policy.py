@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import cebm.policy
 from cebm.acting import Direct, Found, Problem, Search
+from cebm.annealing import AnnealedSearch
 from cebm.energies import (
     MLP,
     EnergyModel,
@@ -21,6 +22,7 @@ from cebm.energies import (
     MixtureDensityEnergy,
     MLPEnergy,
     ModuleEnergy,
+    NoiseConditional,
     Penalty,
     Regression,
     RegressionEnergy,
@@ -1270,3 +1272,53 @@ def test_a_policy_lays_out_its_copy_of_the_weights(generator: torch.Generator) -
         assert copied.ndim == 1 or copied.t().is_contiguous()
     obs, actions = torch.randn(5, 3, generator=generator), torch.randn(5, 7, 2, generator=generator)
     torch.testing.assert_close(policy.energy(obs, actions), energy(obs, actions), atol=1e-5, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- with its energy ignored
+
+
+def plain_policy(energy: EnergyModel, acting: Any) -> EnergyPolicy:
+    boxes = (Box(torch.zeros(n), torch.ones(n)) for n in (energy.obs_dim, energy.act_dim))
+    return EnergyPolicy(energy, *boxes, acting)
+
+
+def test_without_its_energy_the_part_that_acts_alone_acts(generator: torch.Generator) -> None:
+    """Of a tilted mixture the mixture: as if the tilt were 0."""
+    tilted = Tilted(MLP(8), MixtureDensity(8)).build(Specification.flat(3, 2), generator)
+    policy = plain_policy(tilted, TRIALS["steady"].acting)
+    obs = torch.randn(5, 3, generator=generator)
+    alone = plain_policy(tilted.base, TRIALS["steady"].acting).act(obs)
+    torch.testing.assert_close(policy.without_energy().act(obs), alone, rtol=0, atol=0)
+    assert not torch.equal(policy.act(obs), alone)
+    for weight in tilted.tilt.parameters():
+        weight.data.zero_()
+    flat = plain_policy(tilted, TRIALS["steady"].acting)
+    torch.testing.assert_close(flat.act(obs), flat.without_energy().act(obs))
+
+
+def test_without_its_energy_one_draw_acts_where_it_chooses_among_draws(generator: torch.Generator) -> None:
+    energy = NoiseConditional(width=8, encoder_width=8).build(Specification.flat(3, 2), generator)
+    policy, obs = plain_policy(energy, AnnealedSearch()), torch.randn(5, 3, generator=generator)
+    bare = policy.without_energy()
+    assert bare.acting == AnnealedSearch(choice="first", candidates=1)
+    for effort in ({}, {"candidates": 8}):  # whoever asks for more candidates does not get a choice back
+        found = bare.acting.search(bare.problem(obs, generator=torch.Generator().manual_seed(3), **effort))
+        assert not found.chosen.any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "acting"),
+    [
+        (MLP(8), Search()),
+        (MixtureDensity(8), Direct()),
+        (Tilted(MLP(8), MixtureDensity(8), "nothing"), Search()),
+        (NoiseConditional(width=8, encoder_width=8), AnnealedSearch(choice="first")),
+    ],
+    ids=["nothing is left", "explicit", "the base is a marginal", "it is ignored already"],
+)
+def test_where_nothing_is_left_without_the_energy_it_is_said(
+    settings: Any, acting: Any, generator: torch.Generator
+) -> None:
+    policy = plain_policy(settings.build(Specification.flat(3, 2), generator), acting)
+    with pytest.raises(ValueError, match="does nothing without its energy"):
+        policy.without_energy()

@@ -24,6 +24,7 @@ from cebm import acting as acting_room
 from cebm import energies, negatives, objectives, optimisers, samplers, tasks
 from cebm import report as report_room
 from cebm.acting import Found, Problem, Search
+from cebm.annealing import AnnealedSearch
 from cebm.charts import Chart, Series, number, thinned, tick_labels, ticks
 from cebm.composition import settings_of, vary
 from cebm.demonstrations import Demonstrations
@@ -35,12 +36,13 @@ from cebm.recipes import TRIALS
 from cebm.report import write_report
 from cebm.report.page import guesses, information_words, learning_charts
 from cebm.report.records import Run, grouped, interval_of, verdict
-from cebm.report.scenes import Moment, landscapes, moments_of_scene
+from cebm.report.scenes import LEVEL_FRAMES, LEVEL_GRID, Moment, landscapes, moments_of_scene
 from cebm.runs import Job, load_metrics, read_record, resume, train
 from cebm.samplers import MALA, Langevin
 from cebm.settings import StorageError
 from cebm.storage import row_line, write_document
-from cebm.studio import search
+from cebm.studio import landscape, search
+from cebm.studio.landscape import at_level, energies_of
 from cebm.studio.leaf import bundled
 from cebm.tasks import Forks, GymnasiumTask, ParticleTask
 from cebm.units import Relative
@@ -947,3 +949,67 @@ def test_page_runs_in_chromium(html: str, tmp_path: Path) -> None:
         browser.call("Page.navigate", url=broken.as_uri())
         browser.until("document.readyState === 'complete'")
         assert browser.errors and browser.run("document.body.dataset.ready") is None
+
+
+# ---------------------------------------------------------------------------------------------- what the energy adds
+
+
+def with_difference(run: Path, difference: Any, **changes: Any) -> None:
+    """An evaluation in which the energy was ignored too, as `cebm eval --without-energy` leaves it."""
+    ends = dict(zip(("success_low", "success_high"), wilson_interval(60, 100), strict=True))
+    bare = {"episodes": 100, "seed": 1, "successes": 60, "success": 0.6, **ends, "difference": difference}
+    ends = dict(zip(("success_low", "success_high"), wilson_interval(90, 100), strict=True))
+    summary = {"episodes": 100, "seed": 1, "metric": "success", "successes": 90, "success": 0.9, **ends}
+    write_document(run / "evaluation.json", summary | {"without_energy": bare} | changes)
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        ([0.3, 0.2, 0.4], "Its energy adds +30.0 points (95 % interval +20.0 to +40.0, paired by episode)."),
+        ([0.01, -0.02, 0.04], "The energy adds nothing that these episodes can tell: +1.0 points"),
+        ([-0.3, -0.4, -0.2], "Its energy does harm: −30.0 points (95 % interval −40.0 to −20.0, paired by episode)."),
+    ],
+)
+def test_the_page_says_what_the_energy_adds(difference: list[float], said: str, copied: Path, tmp_path: Path) -> None:
+    with_difference(copied, difference)
+    html = page(tmp_path, copied).replace("\u00a0", " ")
+    assert said in html and "With the energy ignored, success in the same episodes is 60 %" in html
+    assert "<th" in html and f"{copied.name}, energy ignored" in html.split('<section id="settings">')[1]
+
+
+def test_without_a_difference_the_page_says_nothing_of_it(copied: Path, html: str, tmp_path: Path) -> None:
+    for difference in (None, [0.1], [None, 0.0, 1.0]):
+        with_difference(copied, difference)
+        assert "energy adds" not in (found := page(tmp_path, copied)) and "energy ignored" in found
+    with_difference(copied, [0.1, 0.0, 0.2], without_energy="many")
+    assert "energy ignored" not in page(tmp_path, copied)
+    assert "energy ignored" not in html
+
+
+def test_candidates_fall_through_levels_each_with_its_own_landscape(tmp_path: Path) -> None:
+    """Every frame shows the energy at the level of its candidates, and they are counted by that energy."""
+    changes = {"energy.encoder_width": 32, "acting.candidates": 8}
+    train(small_job("annealed", changes, steps=10, evaluate_every=10), tmp_path / "run")
+    (scene,) = scenes(page(tmp_path, tmp_path / "run"))
+    shown, policy = scene["landscape"], load(tmp_path / "run/best")
+    acting, d = policy.acting, policy.energy.deviation
+    assert isinstance(acting, AnnealedSearch)
+    levels = [acting.sampler.level(k) * d for k in range(5)]
+    assert shown["levels"] == pytest.approx([*levels, acting.level * d]) and len(shown["spans"]) == 6
+    assert "fall through noise levels from 2.5" in shown["caption"]
+    moment = Moment("One", np.full(policy.obs_box.dim, 0.3))
+    found = landscapes(policy, [moment])
+    (panel,) = found["panels"]
+    moves = search(policy, moment.obs)
+    assert len(panel["grounds"]) == len(moves.states) == 6 and moves.levels == pytest.approx(found["levels"])
+    for frame, level in enumerate(found["levels"]):
+        ground = landscape(policy, moment.obs, points=LEVEL_GRID, level=level, held=moves.states[-1, moves.chosen])
+        drawn, energies = unpack(panel["grounds"][frame]), unpack(panel["moves"]["energies"])[frame]
+        np.testing.assert_allclose(drawn - drawn.min(), ground.energies - ground.energies.min(), atol=1e-4)
+        own = at_level(policy.problem(moment.obs), level)
+        wanted = energies_of(own, torch.as_tensor(moves.states[frame]).float())
+        np.testing.assert_allclose(energies - energies[0], wanted - wanted[0], atol=1e-3)
+        assert min(drawn.min(), energies.min()) == pytest.approx(0, abs=1e-4)
+    fifty = replace(policy, acting=replace(acting, sampler=replace(acting.sampler, steps=50)))
+    assert len(landscapes(fifty, [moment])["levels"]) == LEVEL_FRAMES

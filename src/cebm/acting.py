@@ -53,6 +53,9 @@ class Problem:
     """The last action, to stay near; None: none."""
     everything: bool = False
     """Whether the caller wants to see all candidates, not only those that may be chosen."""
+    thorough: bool = False
+    """Whether to do all the work that any observation may need, as a budget of time counts it, even where less would
+    do."""
 
     def clip(self, actions: Actions) -> Actions:
         """Into the action space: an action beyond it is not available."""
@@ -100,7 +103,9 @@ class Found:
 @runtime_checkable
 class Acting(Protocol):
     """The contract. A way that takes a number of candidates has it as a field `candidates`; one that can show how it
-    goes has a method `states(problem)`, which yields (step, candidates)."""
+    goes has a method `states(problem)`, which yields (step, candidates), and where these fall through noise levels a
+    method `levels_of(problem)`, the level of each state; one that chooses among draws has a method `one_draw()`, which
+    gives the way that takes a draw instead, or None where it does so already."""
 
     def search(self, problem: Problem) -> Found:
         """Candidates for every observation, and the one to take."""

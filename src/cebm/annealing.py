@@ -153,11 +153,20 @@ class AnnealedSearch:
                 energies = torch.where(agree & others, inf, energies)
         return Found(actions, energies, self._chosen(problem, actions, energies))
 
+    def one_draw(self) -> "AnnealedSearch | None":
+        """The draw that leads, without a choice by energy; None where it is taken already."""
+        return None if self.choice == "first" else replace(self, choice="first", candidates=1, look=0)
+
     def states(self, problem: Problem) -> Iterator[tuple[int, Actions]]:
         """The candidates before the first level and after each, blurred as they are there."""
         sampler, noise = self._sampler(problem), self._noise(problem, self._count(problem))
         for k, state in enumerate(self._falling(sampler, problem, problem.context, noise)):
             yield k, state.actions
+
+    def levels_of(self, problem: Problem) -> list[float]:
+        """The noise level of each of `states`; of the last, which is clean, that at which candidates are compared."""
+        sampler, d = self._sampler(problem), problem.energy.deviation
+        return [*(sampler.level(k) * d for k in range(sampler.steps)), self.level * d]
 
     def _looked(
         self, sampler: Annealed, problem: Problem, noise: Actions
@@ -166,7 +175,8 @@ class AnnealedSearch:
         are copies of the first one, with infinite energy."""
         actions = problem.clip(self._fallen(sampler, problem, problem.context, noise[:, : self.look]))
         energies = self._energies(problem, problem.context, actions)
-        open_rows = (~self._agree(actions, problem.energy.deviation)).nonzero()[:, 0]
+        agree = self._agree(actions, problem.energy.deviation)
+        open_rows = (~agree if not problem.thorough else torch.ones_like(agree)).nonzero()[:, 0]
         if not len(open_rows):
             return actions, energies
         rest = _of_rows(problem, open_rows)

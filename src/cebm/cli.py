@@ -169,6 +169,8 @@ class Eval:
     """Start each search at the previous action."""
     last: bool = False
     """The last policy of the run instead of the best one."""
+    without_energy: bool = False
+    """Play the same episodes a second time with the energy ignored, and print and keep the paired difference."""
     workers: int = 1
     """Processes that step the environments, while the policy acts on all episodes at once; the result is the same."""
     csv: Path | None = None

@@ -316,21 +316,31 @@ def evaluate_run(arguments: "Eval") -> None:
     effort: dict[str, Any] = {name: getattr(arguments, name) for name in ("candidates", "budget_ms", "execute")}
     if job is not None and effort["execute"] is None:
         effort["execute"] = job.evaluation_execute
-    result = evaluate(
-        policy,
-        task,
-        episodes=arguments.episodes,
-        seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
-        max_steps=arguments.max_steps,
-        warm_start=arguments.warm_start,
-        workers=arguments.workers,
-        film=() if arguments.video is None else tuple(i for i in arguments.film if i < arguments.episodes),
-        **{name: value for name, value in effort.items() if value is not None},
-    )
+    without = policy.without_energy() if arguments.without_energy else None  # refused before the episodes
+
+    def played(by: EnergyPolicy, film: tuple[int, ...]) -> Evaluation:
+        return evaluate(
+            by,
+            task,
+            episodes=arguments.episodes,
+            seed=TEST_SEED if arguments.seed is None else check_seed(arguments.seed),
+            max_steps=arguments.max_steps,
+            warm_start=arguments.warm_start,
+            workers=arguments.workers,
+            film=film,
+            **{name: value for name, value in effort.items() if value is not None},
+        )
+
+    filmed = () if arguments.video is None else tuple(i for i in arguments.film if i < arguments.episodes)
+    result, bare = played(policy, filmed), None if without is None else played(without, ())
     metric = arguments.metric or task.metric
     summary = {"task": task.name, "metric": metric, **result.summary(), **_interval(result, metric)}
+    words = [sentence(result, metric)]
+    if bare is not None:
+        summary["without_energy"] = {**bare.summary(), **_interval(bare, metric), **_difference(result, bare, metric)}
+        words += _compared(result, bare, metric)
     # First of all the result: the disk may be full.
-    print(json.dumps(summary) if arguments.json else sentence(result, metric), flush=True)
+    print(json.dumps(summary) if arguments.json else "\n".join(words), flush=True)
     if arguments.video is not None:
         for index, frames in result.frames.items():
             print(write_film(frames, arguments.video / f"episode-{index}"), file=sys.stderr)
@@ -339,15 +349,34 @@ def evaluate_run(arguments: "Eval") -> None:
     if is_run:
         try:
             result.write_csv(where / "evaluation.csv")
+            if bare is None:  # that of an earlier evaluation
+                (where / "evaluation-without-energy.csv").unlink(missing_ok=True)
+            else:
+                bare.write_csv(where / "evaluation-without-energy.csv")
             write_document(where / "evaluation.json", summary)
         except OSError as error:
             raise OSError(f"cannot write the evaluation to {where}: {error.strerror or error}") from error
 
 
+def _difference(result: Evaluation, bare: Evaluation, metric: str) -> dict[str, Any]:
+    """What the energy adds to the metric; none where all episodes have one number together."""
+    return {} if metric in result.overall else {"difference": result.minus(bare, metric).to_json()}
+
+
+def _compared(result: Evaluation, bare: Evaluation, metric: str) -> list[str]:
+    """The evaluation with the energy ignored, and the difference, for people."""
+    words = [f"with its energy ignored: {sentence(bare, metric)}"]
+    if metric not in result.overall:
+        found = result.minus(bare, metric)
+        told = found.points() if metric == "success" else found.number()
+        words.append(f"the energy adds {told}: 95 % interval, paired by episode")
+    return words
+
+
 def _follow_protocol(arguments: "Eval") -> None:
     """`cebm eval --protocol`: the numbers are printed and kept in the first run."""
     protocol, runs = PROTOCOLS[arguments.protocol or ""], [arguments.run, *arguments.seeds]
-    for name in ("last", "budget_ms", "max_steps", "csv", "video", "metric", "warm_start"):
+    for name in ("last", "budget_ms", "max_steps", "csv", "video", "metric", "warm_start", "without_energy"):
         if getattr(arguments, name):
             raise ValueError(f"--{name.replace('_', '-')} does not go with --protocol, which says how to measure")
     settings = {name: getattr(arguments, name) for name in ("candidates", "execute")}

@@ -4,7 +4,7 @@ import csv
 import inspect
 import io
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +20,15 @@ from cebm.storage import write_atomically
 from cebm.tasks import TEST_SEED, VALIDATION_SEED, Actor, Task, as_task
 from cebm.tasks.base import check_episodes
 
-__all__ = ["TEST_SEED", "VALIDATION_SEED", "Evaluation", "actor_of", "evaluate", "wilson_interval"]
+__all__ = [
+    "TEST_SEED",
+    "VALIDATION_SEED",
+    "Evaluation",
+    "actor_of",
+    "evaluate",
+    "paired_rates",
+    "wilson_interval",
+]
 
 
 def wilson_interval(successes: int, episodes: int, z: float = 1.96) -> tuple[float, float]:
@@ -32,6 +40,29 @@ def wilson_interval(successes: int, episodes: int, z: float = 1.96) -> tuple[flo
     spread = z * math.sqrt(rate * (1 - rate) / episodes + z2 / (4 * episodes**2))
     scale = 1 + z2 / episodes
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def paired_rates(one: Sequence[bool], other: Sequence[bool], z: float = 1.96) -> Interval:
+    """p − q, two rates of success in the same episodes, with its 95 % interval (Newcombe 1998, method 10): from
+    Wilson's intervals [l, u] of both and the correlation φ of the pairs,
+
+        lower: p − q − √((p − l_p)² − 2φ (p − l_p)(u_q − q) + (u_q − q)²), upper: with both ends exchanged.
+
+    Student's t would give a width of 0 where all pairs agree."""
+    if len(one) != len(other):
+        raise ValueError(f"other has {len(other)} episodes, expected {len(one)}")
+    n, first, second = len(one), sum(one), sum(other)
+    both = sum(a and b for a, b in zip(one, other, strict=True))
+    crossed = both * (n - first - second + both) - (first - both) * (second - both)
+    scale = math.sqrt(float(first) * (n - first) * second * (n - second))
+    phi = 0.0 if not scale else (max(crossed - n / 2, 0.0) if crossed > 0 else crossed) / scale
+    p, q = first / n, second / n
+    (low, high), (below, above) = wilson_interval(first, n, z), wilson_interval(second, n, z)
+
+    def reach(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b))
+
+    return Interval(p - q, p - q - reach(p - low, above - q), p - q + reach(high - p, q - below))
 
 
 @dataclass(frozen=True)
@@ -89,6 +120,22 @@ class Evaluation:
         if values is None:
             raise ValueError(f"{metric!r} is one number of all episodes together and has no interval")
         return Interval.of(values.tolist())
+
+    def minus(self, other: "Evaluation", metric: str) -> Interval:
+        """This evaluation's mean of a column minus that of another one of the same episodes, with its 95 % interval,
+        paired by episode: Newcombe's for success, Student's t of the differences for another column."""
+        if (self.seed, self.episodes) != (other.seed, other.episodes):
+            raise ValueError(
+                f"other: {other.episodes} episodes of seed {other.seed}, expected the same {self.episodes} of seed "
+                f"{self.seed}"
+            )
+        if metric == "success" and self.successes is not None and other.successes is not None:
+            mine, theirs = ([bool(row["success"]) for row in each.rows] for each in (self, other))
+            return paired_rates(mine, theirs)
+        one, two = self._values(metric), other._values(metric)
+        if one is None or two is None:
+            raise ValueError(f"column {metric!r} cannot be compared: it is not a number in every episode")
+        return Interval.of((one - two).tolist())
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers: success with its 95 % interval; of every other column that is a number in every episode the

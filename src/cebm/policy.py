@@ -359,6 +359,21 @@ class EnergyPolicy:
 
         export(self, path, format, candidates, steps)
 
+    def without_energy(self) -> "EnergyPolicy":
+        """This policy with its energy ignored, to see what the energy adds: the part of it that can act alone, such as
+        the mixture of `steady`; else one draw, where the energy chooses among several. ValueError where neither is."""
+        alone = self.energy.alone
+        if alone is not None:
+            return replace(self, energy=alone, settings=None, data_energies=None, calibration=None)
+        one_draw = getattr(self.acting, "one_draw", None)
+        acting = None if one_draw is None else one_draw()
+        if acting is None:
+            raise ValueError(
+                f"a {type(self.energy).__name__} that acts by {type(self.acting).__name__} does nothing without its "
+                "energy: no part of it acts alone, and it does not choose among draws"
+            )
+        return replace(self, acting=acting)
+
     def with_constraint(
         self, constraint: "Constraint | Callable[[Scene], Tensor]", weight: float | None = None
     ) -> "ConstrainedPolicy":
@@ -419,6 +434,7 @@ class EnergyPolicy:
         previous: Any,
         generator: torch.Generator | None,
         everything: bool,
+        thorough: bool = False,
     ) -> tuple[Found, Tensor]:
         """What acting found for the observations, and the energy of each row's choice."""
         if candidates is not None and budget_ms is not None:
@@ -430,7 +446,7 @@ class EnergyPolicy:
         exporting = traced()
         with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
             problem = self._problem(rows, candidates, steps, previous, generator, everything)
-            found = self.acting.search(problem)
+            found = self.acting.search(replace(problem, thorough=True) if thorough else problem)
             chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
             if not exporting and not float(chosen.max()) < torch.inf:
                 row = int((~(chosen < torch.inf)).nonzero()[0])
@@ -492,14 +508,15 @@ class EnergyPolicy:
         return low.to(self._dtype), high.to(self._dtype)
 
     def _measure(self, candidates: int, batch: int, steps: int | None) -> float:
-        """Median milliseconds of a call."""
+        """Median milliseconds of a call that does all the work an observation may need."""
         key = (candidates, batch, steps)
         if key not in self._milliseconds:
             obs = self.units.middle.expand(batch, -1)
             times = []
             for _ in range(6):
                 began = perf_counter()
-                self.act(obs, candidates=candidates, steps=steps)
+                found, _ = self._found(obs, candidates, steps, None, None, None, everything=False, thorough=True)
+                self.actions(_taken(found), obs)
                 times.append((perf_counter() - began) * 1e3)
             self._milliseconds[key] = sorted(times[1:])[2]  # the first call pays for warming up
         return self._milliseconds[key]

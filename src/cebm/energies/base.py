@@ -104,6 +104,12 @@ class EnergyModel(nn.Module, ABC):
         raise TypeError(f"{type(self).__name__} does not know its lowest energy: search for it")
 
     @property
+    def alone(self) -> "EnergyModel | None":
+        """A part that can act without the rest, which shows what the rest adds: of a tilted density the density. None
+        where there is none."""
+        return None
+
+    @property
     def contrasted(self) -> "EnergyModel":
         """The part that a contrastive objective trains: the energy itself, or, of a tilted one, the tilt."""
         return self

@@ -334,6 +334,11 @@ class NoiseConditionalEnergy(EnergyModel):
             raise ValueError(f"context must be [batch, {self.head.conditions}], got {described(conditions)}")
         super().check(conditions, actions)
 
+    @property
+    def alone(self) -> EnergyModel | None:
+        """The base density, where there is one."""
+        return self.base
+
     def own_losses(self, obs: Obs, actions: Float[Tensor, "batch act"]) -> dict[str, Tensor]:
         """The base is fitted by likelihood; it has weights of its own, so Adam trains the two as if apart."""
         return {} if self.base is None else {"base_loss": self.base(obs, actions.unsqueeze(1)).mean()}

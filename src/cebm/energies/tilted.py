@@ -77,6 +77,11 @@ class TiltedEnergy(EnergyModel):
         return context
 
     @property
+    def alone(self) -> EnergyModel | None:
+        """The base; None where it sees nothing, as a marginal p(y) is no policy."""
+        return self.base if self.base.obs_dim else None
+
+    @property
     def contrasted(self) -> EnergyModel:
         return self.tilt
 

@@ -69,6 +69,7 @@ def context(groups: list[Group]) -> dict[str, Any]:
         "cautions": [text for group in groups for text in group.cautions()],
         "tiles": tiles(groups[0]) if len(groups) == 1 else [],
         "seeds": any(len(group.runs) > 1 for group in groups),
+        "added": energy_words(groups),
         "remarks": guesses(groups),
         "learning": learning_charts(groups),
         "energies": energy_charts(groups),
@@ -283,21 +284,55 @@ def saturated(group: Group) -> bool:
 # ---------------------------------------------------------------------------------------------- the table of tests
 
 
+def energy_words(groups: list[Group]) -> list[str]:
+    """What the energy adds, where `cebm eval --without-energy` played the same episodes with it ignored; a sentence per
+    run."""
+    result = []
+    for run in [run for group in groups for run in group.runs]:
+        bare, name = run.without_energy, run.metric_evaluated
+        score, difference = value_of(bare, name), run.energy_difference
+        if score is None or difference is None:
+            continue
+        middle, low, high = difference
+        if low > 0:
+            meaning = f"Its energy adds {records.gain(name, middle, (low, high))}"
+        elif high < 0:
+            meaning = f"Its energy does harm: {records.gain(name, middle, (low, high))}"
+        else:
+            meaning = f"The energy adds nothing that these episodes can tell: {records.gain(name, middle, (low, high))}"
+        whose = "" if len(groups) == len(groups[0].runs) == 1 else f"{run.path.name}: "
+        what = "success" if name == SUCCESS else f"the mean {in_words(name)}"
+        result.append(
+            f"{whose}{meaning}. With the energy ignored, {what} in the same episodes is {records.amount(name, score)}, "
+            f"with it {records.amount(name, score + middle)}."
+        )
+    return result
+
+
 def evaluations(groups: list[Group]) -> dict[str, Any] | None:
-    """What `cebm eval` found: headings, a row per run, and the names of columns that are left out; None where no run
-    was evaluated."""
-    tested = [(group, run, run.evaluation) for group in groups for run in group.runs if run.evaluation is not None]
+    """What `cebm eval` found: headings, a row per run and one below it where the energy was also ignored, and the names
+    of columns that are left out; None where no run was evaluated."""
+    tested = [
+        (group, name, row, run.measures)
+        for group in groups
+        for run in group.runs
+        for name, row in (
+            (run.path.name, run.evaluation),
+            (f"{run.path.name}, energy ignored", run.without_energy),
+        )
+        if row is not None
+    ]
     if not tested:
         return None
     about = {"episodes", "seed", "successes", "length", "seconds", "action_ms_p50", "action_ms_p99"}
     about |= {"success_low", "success_high"}
-    found = list(dict.fromkeys(name for _, _, row in tested for name in row if value_of(row, name) is not None))
+    found = list(dict.fromkeys(name for _, _, row, _ in tested for name in row if value_of(row, name) is not None))
     columns = [name for name in found if name not in about and not name.endswith("_se")]
-    first = [name for name in dict.fromkeys(n for _, run, _ in tested for n in run.measures) if name in columns]
+    first = [name for name in dict.fromkeys(n for *_, measures in tested for n in measures) if name in columns]
     rest = [name for name in columns if name not in first]
     shown = first + rest[:MOST_COLUMNS]
     rows = []
-    for group, run, row in tested:
+    for group, label, row, _ in tested:
         cells = [number(row["episodes"])]
         for name in shown:
             value, ends = value_of(row, name), interval_of(row, name) if name in first else None
@@ -307,7 +342,7 @@ def evaluations(groups: list[Group]) -> dict[str, Any] | None:
         times = [number(value_of(row, f"action_ms_{which}")) for which in ("p50", "p99")]
         seed = value_of(row, "seed")
         cells += [f"{' / '.join(times)} ms", "–" if seed is None else str(int(seed))]
-        rows.append({"colour": group.colour, "run": run.path.name, "cells": cells})
+        rows.append({"colour": group.colour, "run": label, "cells": cells})
     headings = ["Episodes"]
     for name in shown:
         text = in_words(name)
@@ -367,6 +402,12 @@ def landscape_caption(data: dict[str, Any], where: str) -> str:
         text += f"Dots: {some} candidates of the search"
         text += ", in the very states it passes through when the policy acts. " if data["moves"] else ". "
         text += f"The ringed one {'ends lowest' if data['lowest'] else 'is chosen'} and becomes the action."
+    if data["levels"]:
+        text += (
+            f" The candidates fall through noise levels from {number(data['levels'][0])} (normalised units) to 0: each "
+            f"frame shows the energy at the level they have reached, and the last one that at "
+            f"{number(data['levels'][-1])}, where they are compared. Play it to see modes appear."
+        )
     if data["act_dim"] > 2:
         text += (
             f" Of the {data['act_dim']} dimensions the first two are shown: a slice through the chosen action. "

@@ -69,6 +69,15 @@ def span(metric: str, ends: tuple[float, float]) -> str:
     return f"{number(ends[0])} to {number(ends[1])}"
 
 
+def gain(metric: str, value: float, ends: tuple[float, float]) -> str:
+    """A difference of two values of a metric with its 95 % interval, for people."""
+    shares = [f"{100 * each:+.1f}" for each in (value, *ends)]
+    others = [f"{'+' if each > 0 else ''}{number(each)}" for each in (value, *ends)]
+    middle, low, high = (text.replace("-", "−") for text in (shares if metric == SUCCESS else others))
+    unit = " points" if metric == SUCCESS else ""
+    return f"{middle}{unit} (95 % interval {low} to {high}, paired by episode)"
+
+
 # ---------------------------------------------------------------------------------------------- one run
 
 
@@ -107,6 +116,26 @@ class Run:
             if value_of(evaluation, "episodes") is None:
                 raise StorageError(f"{path / 'evaluation.json'}: has no number under 'episodes'")
         return cls(path, job, made_with, metrics, evaluation, record.get("data"))
+
+    @property
+    def without_energy(self) -> Row | None:
+        """What the same evaluation found with the energy ignored."""
+        found = None if self.evaluation is None else self.evaluation.get("without_energy")
+        return found if isinstance(found, dict) and value_of(found, "episodes") is not None else None
+
+    @property
+    def metric_evaluated(self) -> str:
+        """The column that `cebm eval` compared by."""
+        return str((self.evaluation or {}).get("metric", SUCCESS))
+
+    @property
+    def energy_difference(self) -> tuple[float, float, float] | None:
+        """What the energy adds to that column, paired by episode: the mean and the ends of its 95 % interval."""
+        found = (self.without_energy or {}).get("difference")
+        if not isinstance(found, list) or len(found) != 3 or not all(map(_is_number, found)):
+            return None
+        middle, low, high = map(float, found)
+        return middle, low, high
 
     @cached_property
     def material(self) -> Material | None:

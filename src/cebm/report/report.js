@@ -39,22 +39,34 @@ function showLandscape({ landscape, why }) {
   const drawn = landscape.panels.map((panel) => {
     const figure = add(panels, "figure");
     add(figure, "h3", {}, panel.title);
-    const shown = picture(panel.picture, { palette: "viridis", span: landscape.span, compact: true });
-    const canvas = add(figure, "canvas", { class: "square", role: "img", "aria-label": `${panel.title}. ${described(shown)}` });
-    return { canvas, shown, way: journey(panel.moves), note: add(figure, "p", { class: "note" }) };
+    // Where the candidates fall through noise levels, each frame has a landscape of its own.
+    const grounds = (panel.grounds || [panel.picture.energies]).map((energies, i) => picture({ ...panel.picture, energies }, { palette: "viridis", span: panel.grounds ? landscape.spans[i] : landscape.span, compact: true }));
+    const canvas = add(figure, "canvas", { class: "square", role: "img", "aria-label": `${panel.title}. ${described(grounds[grounds.length - 1])}` });
+    return { canvas, grounds, way: journey(panel.moves), note: add(figure, "p", { class: "note" }) };
   });
+  // One legend for all panels: every kind of mark once.
+  const marks = drawn.flatMap(({ grounds }) => grounds[0].marks);
+  let scaled = -1;
+  const legend = (frame) => {
+    const ground = drawn[0].grounds[Math.min(frame, drawn[0].grounds.length - 1)];
+    if (scaled === (landscape.levels ? frame : 0)) return;
+    scaled = landscape.levels ? frame : 0;
+    fillLegend(byId("landscape-keys"), { ...ground, marks }, { ...drawn[0].way, candidates: landscape.candidates });
+  };
   load(chain, "chain-player", landscape.steps.length - 1, (at) => {
     const frame = Math.floor(at + 1e-6);
-    for (const { canvas, shown, way, note } of drawn) {
+    legend(frame);
+    for (const { canvas, grounds, way, note } of drawn) {
+      const shown = grounds[Math.min(frame, grounds.length - 1)];
       paint(canvas, (brush) => drawLandscape(brush, shown, way, at));
       const chosen = `chosen (${shown.action.slice(0, 2).map((value) => number(value, 3)).join(", ")}${shown.action.length > 2 ? ", …" : ""})`;
       note.textContent = landscape.candidates > 1 ? `mean energy ${number(way.mean[frame], 3)}, ${chosen}` : chosen;
     }
-  }, (frame) => (landscape.steps[frame] ? `after step ${landscape.steps[frame]} of ${landscape.steps[landscape.steps.length - 1]}` : "start of the search"));
+  }, (frame) => {
+    const words = landscape.steps[frame] ? `after step ${landscape.steps[frame]} of ${landscape.steps[landscape.steps.length - 1]}` : "start of the search";
+    return landscape.levels ? `${words}, energy at noise level ${number(landscape.levels[frame], 2)}` : words;
+  });
   chain.show(landscape.steps.length - 1);
-  // One legend for all panels: every kind of mark once.
-  const marks = drawn.flatMap(({ shown }) => shown.marks);
-  fillLegend(byId("landscape-keys"), { ...drawn[0].shown, marks }, { ...drawn[0].way, candidates: landscape.candidates });
 }
 
 // ---------------------------------------------------------------- roll-outs

@@ -6,7 +6,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,15 @@ from cebm.evaluation import evaluate
 from cebm.policy import EnergyPolicy
 from cebm.report.records import Run
 from cebm.runner import Runner
-from cebm.studio.drawn import Mark, drawn_landscape, drawn_moves
+from cebm.studio.drawn import Mark, drawn_landscape, drawn_moves, packed
 from cebm.studio.landscape import Landscape, landscape
 from cebm.studio.search import Moves, search
 from cebm.tasks import TEST_SEED, Task
 
 GRID, DOTS, FRAMES = 72, 80, 26
 """Points along a side of a landscape, candidates and frames that are drawn of a search, at most."""
+LEVEL_GRID, LEVEL_FRAMES = 56, 9
+"""The same where the candidates fall through noise levels: each frame then has a landscape of its own."""
 PICTURES, STRIP, PICTURE_SIDE = 30, 6, 160
 """Pictures of an animation and of a strip, and the pixels of their longer side, at most: the page holds them all."""
 EPISODES = 12
@@ -54,28 +56,31 @@ def landscapes(policy: EnergyPolicy, moments: Sequence[Moment]) -> dict[str, Any
     Energies are counted from each panel's lowest: what an observation adds to all actions alike says nothing about
     them."""
     found = [_looked(policy, moment) for moment in moments]
-    lows = [_lowest(ground, moves) for ground, moves in found]
-    # One scale for all panels. The corners may tower over the rest: the top hundredth shares the brightest colour.
-    surfaces = [
-        ground.energies[np.isfinite(ground.energies)] - low for (ground, _), low in zip(found, lows, strict=True)
-    ]
-    high = max((float(np.quantile(each, 0.99)) for each in surfaces if len(each)), default=0.0) or 1.0
+    lows = [_lowest(ground.energies, moves.energies) for ground, moves in found]
+    high = _highest([(ground, low) for (ground, _), low in zip(found, lows, strict=True)])
     steps = found[0][1].steps
     if any(moves.steps != steps for _, moves in found):  # a search may end early: then its end alone
         found = [(ground, _end_of(moves)) for ground, moves in found]
         steps = [0]
     candidates = max(moves.states.shape[1] for _, moves in found)
+    panels = [
+        {
+            "title": moment.title,
+            "picture": drawn_landscape(policy, ground, moment.obs, _names(ground), moment.marks, low),
+            "moves": drawn_moves(moves, ground, DOTS, low, histograms=False),
+        }
+        for moment, (ground, moves), low in zip(moments, found, lows, strict=True)
+    ]
+    levels = found[0][1].levels if len(steps) > 1 else None
+    spans = None
+    if levels is not None:
+        spans = _fall(policy, moments, [moves for _, moves in found], panels, levels)
     return {
-        "panels": [
-            {
-                "title": moment.title,
-                "picture": drawn_landscape(policy, ground, moment.obs, _names(ground), moment.marks, low),
-                "moves": drawn_moves(moves, ground, DOTS, low, histograms=False),
-            }
-            for moment, (ground, moves), low in zip(moments, found, lows, strict=True)
-        ],
+        "panels": panels,
         "flat": policy.act_box.dim == 1,
         "span": [0.0, high],
+        "levels": levels,
+        "spans": spans,
         "steps": steps,
         "moves": len(steps) > 1,
         "candidates": candidates,
@@ -87,12 +92,50 @@ def landscapes(policy: EnergyPolicy, moments: Sequence[Moment]) -> dict[str, Any
 
 def _looked(policy: EnergyPolicy, moment: Moment) -> tuple[Landscape, Moves]:
     moves = search(policy, moment.obs, frames=FRAMES)
-    return landscape(policy, moment.obs, points=GRID, held=moves.states[-1, moves.chosen]), moves
+    if moves.levels is None:
+        return landscape(policy, moment.obs, points=GRID, held=moves.states[-1, moves.chosen]), moves
+    if len(moves.steps) > LEVEL_FRAMES:
+        moves = search(policy, moment.obs, frames=LEVEL_FRAMES)
+    return _ground(policy, moment, moves, -1), moves
 
 
-def _lowest(ground: Landscape, moves: Moves) -> float:
-    found = np.concatenate([ground.energies.ravel(), moves.energies.ravel()])
+def _ground(policy: EnergyPolicy, moment: Moment, moves: Moves, frame: int) -> Landscape:
+    """The energy at the noise level of a frame, around the action that is chosen in the end."""
+    if moves.levels is None:
+        raise ValueError("moves: this search has no noise levels")
+    held = moves.states[-1, moves.chosen]
+    return landscape(policy, moment.obs, points=LEVEL_GRID, level=moves.levels[frame], held=held)
+
+
+def _fall(
+    policy: EnergyPolicy,
+    moments: Sequence[Moment],
+    moves: Sequence[Moves],
+    panels: list[dict[str, Any]],
+    levels: Sequence[float],
+) -> list[list[float]]:
+    """Gives each panel the energies of every frame at its own level, as `grounds`, each counted from its own lowest, as
+    the candidates' energies then are; returns what the colours of each frame span."""
+    counted = []
+    for panel, moment, way in zip(panels, moments, moves, strict=True):
+        grounds = [_ground(policy, moment, way, frame) for frame in range(len(levels))]
+        lows = [_lowest(ground.energies, at) for ground, at in zip(grounds, way.energies, strict=True)]
+        panel["grounds"] = [packed(ground.energies - low) for ground, low in zip(grounds, lows, strict=True)]
+        own = replace(way, energies=way.energies - np.array(lows)[:, None])
+        panel["moves"] = drawn_moves(own, grounds[-1], DOTS, histograms=False)
+        counted.append(list(zip(grounds, lows, strict=True)))
+    return [[0.0, _highest(frame)] for frame in zip(*counted, strict=True)]
+
+
+def _lowest(*energies: np.ndarray) -> float:
+    found = np.concatenate([each.ravel() for each in energies])
     return float(found[np.isfinite(found)].min()) if np.isfinite(found).any() else 0.0
+
+
+def _highest(grounds: Sequence[tuple[Landscape, float]]) -> float:
+    """One scale for all panels. The corners may tower over the rest: the top hundredth shares the brightest colour."""
+    surfaces = [ground.energies[np.isfinite(ground.energies)] - low for ground, low in grounds]
+    return max((float(np.quantile(each, 0.99)) for each in surfaces if len(each)), default=0.0) or 1.0
 
 
 def _end_of(moves: Moves) -> Moves:

@@ -17,7 +17,7 @@ from cebm.acting import Acting, Problem, Search
 from cebm.certificate import DoubleWell, Gaussian, certify
 from cebm.policy import EnergyPolicy
 from cebm.samplers import MALA, Constant, Langevin
-from cebm.studio.landscape import Landscape, energies_of
+from cebm.studio.landscape import Landscape, at_level, energies_of
 
 FRAMES = 40
 """States of a search that are kept, at most."""
@@ -36,7 +36,7 @@ class Moves:
     states: Float[np.ndarray, "frames candidates inside"]
     """The candidates."""
     energies: Float[np.ndarray, "frames candidates"]
-    """Their energies, infinite where there is none."""
+    """Their energies, infinite where there is none; at the noise level that the state has, where it has one."""
     gradients: Float[np.ndarray, " frames"]
     """Mean Euclidean norm of their gradients."""
     changed: Float[np.ndarray, " frames"]
@@ -46,6 +46,8 @@ class Moves:
     """Index of the candidate that acts, among the last ones."""
     action: Float[np.ndarray, " act"]
     """The action in the user's units."""
+    levels: list[float] | None = None
+    """The noise level of each state; None where the search knows none."""
 
     @property
     def spread(self) -> Float[np.ndarray, " frames"]:
@@ -71,16 +73,19 @@ def search(
     passed = _passed(acting, problem, _problem(policy, obs, seed), end)
     rows = np.unique(np.linspace(0, len(passed) - 1, min(frames, len(passed))).round().astype(int)).tolist()
     states = torch.stack([passed[row][1] for row in rows])
+    levels = _levels(acting, problem, len(passed))
+    there = [at_level(problem, None if levels is None else levels[row]) for row in rows]
     inside = states.double().cpu().numpy()
     moved = [nan, *((a != b).any(-1).mean() for a, b in zip(inside[1:], inside[:-1], strict=True))]
     return Moves(
         [passed[row][0] for row in rows],
         inside,
-        np.stack([energies_of(problem, state) for state in states]),
-        np.array([_slope(problem, state) for state in states]),
+        np.stack([energies_of(at, state) for at, state in zip(there, states, strict=True)]),
+        np.array([_slope(at, state) for at, state in zip(there, states, strict=True)]),
         np.array(moved),
         index,
         policy.actions(end[None, index : index + 1], obs)[0, 0].double().cpu().numpy(),
+        None if levels is None else [levels[row] for row in rows],
     )
 
 
@@ -170,6 +175,15 @@ def _passed(
     passed = [] if states is None else [(step, actions[0]) for step, actions in states(again)]
     true = passed and passed[-1][1].shape == end.shape and torch.equal(problem.clip(passed[-1][1][None])[0], end)
     return [*passed[:-1], (passed[-1][0], end)] if true else [(0, end)]
+
+
+def _levels(acting: Acting, problem: Problem, states: int) -> list[float] | None:
+    """The noise level of each of so many states, where the search tells and the energy has levels."""
+    levels_of = getattr(acting, "levels_of", None)
+    if levels_of is None or not problem.energy.levels:
+        return None
+    levels: list[float] = levels_of(problem)
+    return levels[-states:]
 
 
 def _slope(problem: Problem, state: Float[Tensor, "candidates inside"]) -> float:
