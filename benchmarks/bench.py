@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cebm.energies import MLPEnergy
 from cebm.evaluation import evaluate
+from cebm.products import onednn_is_quicker
 from cebm.recipes import TRIALS, Trial, vary
 from cebm.samplers import Langevin, run
 from cebm.tasks import BatchedParticle, ParticleTask, collect_particle
@@ -510,9 +511,17 @@ def machine(threads: int) -> dict[str, Any]:
     return {"threads": threads, "cores": _cores(), "torch": torch.__version__, "note": _note(threads)}
 
 
+def _linear_flop(rows: Sequence[int], matrix: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * int(np.prod(rows)) * matrix[0]
+
+
+_ONEDNN_FLOP = {torch.ops.mkldnn._linear_pointwise: _linear_flop} if onednn_is_quicker() else {}
+"""The product that torch's counter does not know, of shapes [*rows, inputs] and [outputs, inputs]."""
+
+
 def work_and_memory(work: Callable[[], object]) -> tuple[int, int]:
     """FLOP of the matrix products in `work`, and most bytes alive at once of the tensors that it made."""
-    with FlopCounterMode(display=False) as counter, _Ledger() as ledger:
+    with FlopCounterMode(display=False, custom_mapping=_ONEDNN_FLOP) as counter, _Ledger() as ledger:
         work()
     return counter.get_total_flops(), ledger.peak
 

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
+from cebm.products import linear, linear_into
 from cebm.spaces import Specification, traced
 
 Init = Literal["normal", "torch"]
@@ -200,7 +201,7 @@ class MLPEnergy(FeedForwardEnergy):
         matrices = [layer.matrix() for layer in hidden]
         activations = [relu(pre)]
         for matrix, layer, out in zip(matrices, hidden, outs, strict=True):
-            activations.append(relu(torch.addmm(layer.bias, activations[-1], matrix.t(), out=out)))
+            activations.append(relu(linear_into(out, activations[-1], matrix, layer.bias)))
         output = last.matrix()[0]
         top = activations.pop()
         # The same as top @ output; but that product may read a row in another core than the one that has it in its
@@ -209,7 +210,7 @@ class MLPEnergy(FeedForwardEnergy):
         energies = products + last.bias
         gradient = _gate(output.expand_as(top), top, in_place=bool(scratch))
         while activations:
-            below = torch.mm(gradient, matrices.pop(), out=spare)
+            below = linear_into(spare, gradient, matrices.pop().t())
             gradient = _gate(below, activations.pop(), in_place=bool(scratch))
         return energies, gradient
 
@@ -252,14 +253,15 @@ class ResidualEnergy(FeedForwardEnergy):
         steps = []
         for inner, outer in zip(linears(self.inner), linears(self.outer), strict=True):
             outside, matrix_in, matrix_out = torch.relu(pre), inner.matrix(), outer.matrix()
-            inside = torch.relu(torch.addmm(inner.bias, outside, matrix_in.t()))
-            pre = pre + torch.addmm(outer.bias, inside, matrix_out.t())
+            inside = torch.relu(linear(outside, matrix_in, inner.bias))
+            pre = pre + linear(inside, matrix_out, outer.bias)
             steps.append((outside, matrix_in, inside, matrix_out))
         output = self.last.matrix()[0]
         energies = pre @ output + self.last.bias
         gradient = output.expand_as(pre)
         for outside, matrix_in, inside, matrix_out in reversed(steps):
-            gradient = gradient + _gate(_gate(gradient @ matrix_out, inside) @ matrix_in, outside)
+            below = _gate(linear(gradient, matrix_out.t()), inside)
+            gradient = gradient + _gate(linear(below, matrix_in.t()), outside)
         return energies, gradient
 
 
@@ -415,7 +417,7 @@ class Linear(nn.Module):
         return weight / (self.left @ weight @ self.right) if self.spectral_norm else weight
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        return F.linear(x, self.matrix(), self._parameters["bias"])
+        return linear(x, self.matrix(), self._parameters["bias"])
 
     def lay_out(self) -> None:
         """Keeps W column by column, as its product with few rows reads it: a third quicker for one row or sixteen.
