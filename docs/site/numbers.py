@@ -184,6 +184,7 @@ def values() -> dict[str, str]:
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
         **robots.values(),
+        **speed.values(),
         "act ms": f"{act['ms_p50']:.1f} ms",
         **{f"alarms of a {who}": _alarms(trusted[f"false alarms, {who}"]) for who in ("policy", "guard")},
         "asked episodes": _share(trusted["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),

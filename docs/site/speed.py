@@ -1,4 +1,5 @@
-"""The table of the studio's speed, from docs/studio.json, which `python -m benchmarks.studio` writes."""
+"""How fast: the table of the studio (docs/studio.json, by `python -m benchmarks.studio`), and what oneDNN's products bring
+(docs/products.json, by `python -m benchmarks.products`)."""
 
 import json
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 from benchmarks.document import table
 
 RECORD = Path(__file__).parents[2] / "docs/studio.json"
+PRODUCTS = Path(__file__).parents[2] / "docs/products.json"
 
 
 def tables() -> dict[str, str]:
@@ -15,3 +17,12 @@ def tables() -> dict[str, str]:
     names = ("server_cpu_ms", "coarse_ms", "coarse_ms_p95", "fine_ms", "fine_ms_p95")
     rows = [(row["case"], *(f"{row[name]:.0f} ms" for name in names)) for row in record["latency"]]
     return {"studio speed": table(head, rows)}
+
+
+def values() -> dict[str, str]:
+    """How many times faster a training step is with oneDNN's products, by recipe."""
+    rows = json.loads(PRODUCTS.read_text())["rows"]
+    return {
+        f"products {row['recipe']}": f"{row['ratio']:.2f} ({row['smallest']:.2f} to {row['largest']:.2f})"
+        for row in rows
+    }
