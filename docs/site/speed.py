@@ -1,4 +1,4 @@
-"""How fast: the table of the studio (docs/studio.json, by `python -m benchmarks.studio`), and what oneDNN's products bring
+"""How fast: the studio (docs/studio.json, by `python -m benchmarks.studio`) and the products of oneDNN
 (docs/products.json, by `python -m benchmarks.products`)."""
 
 import json
