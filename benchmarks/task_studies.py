@@ -372,9 +372,9 @@ def experts(study: Results | Several) -> dict[str, dict[str, float]]:
 
 
 def with_others(found: list[Record], known: Iterable[Record]) -> list[Record]:
-    """What was found, and of what is known the recipes that were not run again."""
-    again = {row["label"] for row in found}
-    return [*found, *(row for row in known if row["label"] not in again)]
+    """What was found, and of what is known the runs (a recipe with a seed) that were not made again."""
+    again = {(row["label"], row["seed"]) for row in found}
+    return [*found, *(row for row in known if (row["label"], row["seed"]) not in again)]
 
 
 def main() -> None:
@@ -385,7 +385,7 @@ def main() -> None:
     parser.add_argument("--metric", default="reward")
     parser.add_argument("--reference", help="a recipe; all others are compared with it, by seed and episode")
     parser.add_argument("--experts", choices=("forks", "metaworld"), help="a study whose experts are played, too")
-    parser.add_argument("--add", action="store_true", help="keep the records of OUT whose recipe FOLDER has not")
+    parser.add_argument("--add", action="store_true", help="keep the records of OUT that FOLDER has not")
     arguments = parser.parse_args()
     found = [*records(arguments.folder).values()]
     if arguments.add:

@@ -130,7 +130,8 @@ def test_draws_that_are_not_moved_are_those_of_the_mixture(tmp_path: Path) -> No
     assert len(actions.unique(dim=0)) == 400 and len(policy.act(obs).unique(dim=0)) == 1
 
 
-def test_records_of_other_recipes_stay() -> None:
-    old = [{"label": "steady", "seed": 0}, {"label": "annealed", "seed": 0}]
-    new = [{"label": "annealed", "seed": 1}]
-    assert with_others(new, old) == [new[0], old[0]]
+def test_records_of_other_runs_stay() -> None:
+    runs = (("steady", 0), ("annealed", 0), ("annealed", 1))
+    old = [{"label": name, "seed": seed, "of": "old"} for name, seed in runs]
+    new = [{"label": "annealed", "seed": 1, "of": "new"}, {"label": "annealed", "seed": 2, "of": "new"}]
+    assert with_others(new, old) == [*new, *old[:2]]
