@@ -255,15 +255,24 @@ class Victim:
 
     @property
     def megabytes(self) -> float:
-        """Memory that it holds."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
+        """Memory that it and its front hold."""
+        own = self.process.pid
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        statuses = [Path(f"/proc/{number}/status").read_text() for number in (own, *children)]
+        return sum(int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) for status in statuses) / 1024
 
-    def get(self, path: str) -> str:
-        """A page of its HTTP side."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        connection.request("GET", path, headers=HEADERS)
-        return connection.getresponse().read().decode()
+
+def page(port: int, path: str) -> str:
+    """A page of the server's HTTP side."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers=HEADERS)
+    return connection.getresponse().read().decode()
+
+
+def refusals(port: int) -> dict[str, int]:
+    """What the server refused so far, by kind."""
+    found = re.findall(r'cebm_errors_total\{kind="([a-z-]+)"\} (\d+)', page(port, "/metrics"))
+    return {kind: int(count) for kind, count in found}
 
 
 def p99(times: Sequence[float]) -> float:
@@ -361,9 +370,8 @@ def soak(frames: int, rate: float, hertz: float) -> dict[str, Any]:
                 [policy.act(np.tile(obs[i], 2), generator=torch.Generator().manual_seed(1000 + i)) for i in range(GOOD)]
             )
             found = asyncio.run(besieged(victim, expected, frames, rate, hertz))
-            found["alive"] = victim.process.poll() is None and victim.get("/healthz") == "OK\n"
-            errors = re.findall(r'cebm_errors_total\{kind="([a-z-]+)"\} (\d+)', victim.get("/metrics"))
-            found["errors"] = {kind: int(count) for kind, count in errors}
+            found["alive"] = victim.process.poll() is None and page(victim.port, "/healthz") == "OK\n"
+            found["errors"] = refusals(victim.port)
             found["goes_on_after_sigkill"] = killed(folder, victim, policy)
         finally:
             victim.process.kill()

@@ -273,7 +273,7 @@ def test_many_clients_in_batches_get_their_own_answers(generator: torch.Generato
         tried = len(sizes)  # by the server, to learn how long the policy takes
         first.set()
         answers = asyncio.run(all_of(running.url))
-        text = running.metrics.text()
+        text = metrics(running)
     assert max(sizes[tried:]) > 4 and f"cebm_batch_rows_sum {sum(sizes[tried:]):g}" in text
     far = 0
     for i in range(64):
@@ -469,7 +469,7 @@ def test_a_hung_policy_is_answered_for_and_replaced() -> None:
         free.set()
         eventually(lambda: healthz(running) == 200)
         assert remote.act(np.zeros(6)).shape == (8,)
-        assert 'cebm_events_total{event="worker_replaced"} 2' in running.metrics.text()
+        assert 'cebm_events_total{event="worker_replaced"} 2' in metrics(running)
 
 
 # -------------------------------------------------------------------------------------------- the door
@@ -484,6 +484,15 @@ def ask_http(server: Server, path: str, **headers: str) -> tuple[int, str]:
 
 def healthz(server: Server) -> int:
     return ask_http(server, "/healthz")[0]
+
+
+def metrics(server: Server) -> str:
+    return ask_http(server, "/metrics")[1]
+
+
+def errors(server: Server) -> dict[str, int]:
+    """Refusals so far, by their kind."""
+    return {kind: int(n) for kind, n in re.findall(r'cebm_errors_total\{kind="([a-z-]+)"\} (\d+)', metrics(server))}
 
 
 def test_http(server: Server, remote: RemotePolicy) -> None:
@@ -579,7 +588,7 @@ def test_too_many_bad_frames_end_the_connection() -> None:
             1008,
             "too-many-errors",
         )
-        assert running.metrics.errors() == {"not-msgpack": 3, "too-many-errors": 1}
+        assert errors(running) == {"not-msgpack": 3, "too-many-errors": 1}
 
 
 def test_large_frames_fast_clients_and_many_connections_are_refused() -> None:
@@ -588,7 +597,7 @@ def test_large_frames_fast_clients_and_many_connections_are_refused() -> None:
             connection.send(bytes(5000))
             connection.recv()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
-        eventually(lambda: running.metrics.errors().get("frame-too-large") == 1)
+        eventually(lambda: errors(running).get("frame-too-large") == 1)
         with cebm.connect(running.url, reconnect_s=0.0) as large:
             assert refusal(lambda: large.act(np.zeros((100, 6)))).kind == "frame-too-large"
         with raw(running) as fast:
@@ -599,7 +608,7 @@ def test_large_frames_fast_clients_and_many_connections_are_refused() -> None:
             kinds = [json.loads(reply)["error"] for reply in replies if isinstance(reply, str)]
             assert len(kinds) == 11 and {*kinds} == {"too-fast"} and not isinstance(replies[0], str)
         with contextlib.ExitStack() as stack:
-            eventually(lambda: "cebm_clients 0" in running.metrics.text())
+            eventually(lambda: "cebm_clients 0" in metrics(running))
             for _ in range(3):
                 stack.enter_context(raw(running))
             assert refusal(lambda: cebm.connect(running.url, reconnect_s=0.0)).kind == "too-many-connections"
@@ -620,8 +629,8 @@ def test_silent_and_deaf_clients_are_dropped() -> None:
         payload = pack({"obs": np.zeros((100, 6)), "cebm": {"call": "propose", "candidates": 1000, "steps": 1}})
         frame = b"\x82\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload  # masked with zeros
         deaf.sendall(frame * 3)
-        eventually(lambda: running.metrics.errors().get("slow-reader") == 1)
-        eventually(lambda: "cebm_clients 0" in running.metrics.text())
+        eventually(lambda: errors(running).get("slow-reader") == 1)
+        eventually(lambda: "cebm_clients 0" in metrics(running))
         deaf.close()
 
 
@@ -631,7 +640,7 @@ def test_a_full_queue_refuses() -> None:
     with serving(slow, queue=2) as running, ThreadPoolExecutor(4) as pool:
         clients = [cebm.connect(running.url) for _ in range(4)]
         blocked = pool.submit(clients[0].act, np.full(6, -1.5))
-        eventually(lambda: running._under_way == 1 and not running._engine.waiting)
+        eventually(lambda: running._engine.under_way == 1 and not running._engine.waiting)
         waiting = [pool.submit(client.act, np.zeros(6)) for client in clients[1:3]]
         eventually(lambda: running._engine.waiting == 2)
         assert refusal(lambda: clients[3].act(np.zeros(6))).kind == "busy"
@@ -670,7 +679,7 @@ def test_a_reload_drops_no_request() -> None:
             task.result()
         with pytest.raises(ValueError, match="other observations or actions"):
             running.reload(policy(spec=Specification.flat(3, 2)))
-        assert running.policy is both[0] and running.metrics.errors() == {} and min(counts) > 0
+        assert running.policy is both[0] and errors(running) == {} and min(counts) > 0
         assert max(farthest) < 1e-3 < np.abs(answers[0] - answers[1]).max()
 
 
@@ -681,7 +690,7 @@ def test_closing_finishes_what_is_under_way() -> None:
         running = cebm.serve(slow, limits=Limits(hang_s=PATIENCE, grace_s=PATIENCE))
         clients = [cebm.connect(running.url, reconnect_s=0.0) for _ in range(4)]
         futures = [pool.submit(client.act, np.full(6, -1.5)) for client in clients]
-        eventually(lambda: running._under_way == 4)
+        eventually(lambda: running._engine.under_way == 4)
         threading.Timer(0.3, free.set).start()  # while it closes
         running.close()
         running.close()

@@ -129,7 +129,7 @@ def test_a_siege_in_little() -> None:
 
     with cebm.serve(policy, token=soak.TOKEN) as server:
         good, bad = soak.asyncio.run(besieged(server.url, server.port))
-        errors = server.metrics.errors()
+        errors = soak.refusals(server.port)
         assert good.wrong == 0 and good.lost == 0 and len(good.times) >= soak.GOOD
         assert bad.frames.total() == 200 and sum(errors.values()) > 100 and "internal" not in errors
         with cebm.connect(server.url, token=soak.TOKEN) as remote:

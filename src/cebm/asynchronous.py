@@ -1,7 +1,6 @@
 """Plays chunks while the next one is computed, so that a control loop never waits for its policy."""
 
 import inspect
-from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,19 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cebm.chunks import KNOWN, remaining
 from cebm.named import flat_observation
 from cebm.policy import Policy
-
-KNOWN = ("previous", "last", "plan")
-"""What a policy may be told of the episode, by the arguments of its `act`."""
-
-
-def remaining(chunks: np.ndarray, played: int, takes: Collection[str]) -> dict[str, np.ndarray]:
-    """What a policy that takes these arguments is told where `played` actions of the last chunks [rows, horizon,
-    action] were played: the rest, held at its end, as its plan (with the last action) or as the start of its search."""
-    horizon = chunks.shape[1]
-    rest = chunks[:, np.minimum(np.arange(played, played + horizon), horizon - 1)].reshape(len(chunks), -1)
-    return {"plan": rest, "last": chunks[:, min(played, horizon) - 1]} if "plan" in takes else {"previous": rest}
 
 
 @dataclass

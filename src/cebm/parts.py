@@ -1,8 +1,9 @@
-"""Named parts of an observation or an action. Without torch, so that reading data needs none."""
+"""Named parts of an observation or an action, and what an energy is built for. Without torch, so that reading data and
+the process that talks to a server's clients need none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 
 
@@ -35,6 +36,63 @@ class Part:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What an energy is built for: the parts of an observation, the columns of an action, the number of observations in
+    one input (history) and the number of actions in one output (horizon). Observations reach the energy flat, [batch,
+    obs_dim]: the oldest frame first, in each frame the parts in their order (`columns` gives those of a part)."""
+
+    parts: tuple[Part, ...]
+    """Parts of one observation; a flat one is a single part named 'obs'."""
+    action: int
+    """Columns of one action."""
+    history: int = 1
+    """Observations that one input holds, the current one last."""
+    horizon: int = 1
+    """Actions that one output holds, the current one first."""
+    smoothing: float = 0.0
+    """Standard deviation of the noise that training adds to the actions, normalised units."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("action", 1), ("history", 1), ("horizon", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        names = [part.name for part in self.parts]
+        if len(set(names)) != len(names):
+            raise ValueError(f"parts of an observation must have different names, got {names}")
+        if not 0 <= self.smoothing < inf:
+            raise ValueError(f"smoothing must be at least 0 and finite, got {self.smoothing}")
+
+    @classmethod
+    def flat(cls, obs: int, action: int, history: int = 1, horizon: int = 1, smoothing: float = 0.0) -> "Specification":
+        """For observations of `obs` plain columns."""
+        return cls((Part("obs", (obs,)),), action, history, horizon, smoothing)
+
+    @property
+    def frame(self) -> int:
+        """Columns of one observation."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def obs_dim(self) -> int:
+        """Columns of one input: those of `history` observations."""
+        return self.history * self.frame
+
+    @property
+    def act_dim(self) -> int:
+        """Columns of one output: those of `horizon` actions."""
+        return self.horizon * self.action
+
+    def columns(self, name: str, frame: int = -1) -> slice:
+        """Columns of the part `name` in the flat input; by default in the newest frame."""
+        start = range(self.history)[frame] * self.frame
+        for part in self.parts:
+            if part.name == name:
+                return slice(start, start + part.size)
+            start += part.size
+        raise ValueError(f"there is no part {name!r}; there are {', '.join(part.name for part in self.parts)}")
 
 
 def check_parts(parts: Sequence[Part], width: int, what: str) -> tuple[Part, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cebm.asynchronous import remaining
+from cebm.chunks import remaining
 from cebm.named import flat_observation
 from cebm.policy import Proposal
 from cebm.serving.protocol import KINDS, ErrorReply, Refused, pack, unpack

@@ -1,13 +1,12 @@
-"""The worker: takes whatever is queued as one batch, acts, and hands the rows back. A thread of its own, so that the
-event loop never waits for the policy; a watchdog replaces it where the policy hangs.
+"""The worker: takes whatever is queued as one batch, acts, and hands the rows back. A thread of its own, so that a
+watchdog can replace it where the policy hangs. Clients are the business of another process (`front`).
 """
 
-import asyncio
 import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -18,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cebm.asynchronous import KNOWN
+from cebm.chunks import KNOWN
 from cebm.decisions import Abstention
 from cebm.serving.draws import CannotSplit, DrawnDirectly, drawing_by_client
 from cebm.serving.effort import Effort, milliseconds
-from cebm.serving.metrics import Metrics, log
-from cebm.serving.protocol import Refused
-from cebm.serving.requests import Limits, Request
+from cebm.serving.metrics import log
+from cebm.serving.protocol import Refused, new_id
+from cebm.serving.requests import Limits
 from cebm.spaces import Part, Specification
 
 Answer = dict[str, np.ndarray]
@@ -35,8 +34,10 @@ BROKEN = "too many workers hang: the server cannot act now"
 class Work:
     """One request that waits for the worker."""
 
-    request: Request
-    """What the client asks for."""
+    number: int
+    """The front's, by which it knows who asked."""
+    call: str
+    """'act' or 'propose'."""
     inputs: np.ndarray
     """[rows, obs_dim]."""
     known: dict[str, np.ndarray]
@@ -46,9 +47,17 @@ class Work:
     """Of its random numbers; None: those that the policy takes without a generator, the same for every row. Such
     a request is a call by itself."""
     arrived: float
-    """By `perf_counter`."""
-    done: asyncio.Future
-    """Gets the answer, with its times."""
+    """By `perf_counter`, which is the same in both processes."""
+    weight: float
+    """Its rows, times how much larger its effort is than the policy's own."""
+    asked: int | None
+    """Candidates that it asks for."""
+    steps: int | None
+    """Steps that it asks for."""
+    budget_ms: float | None
+    """Time that the search may take."""
+    deadline_ms: float | None
+    """Time from its arrival after which the answer is of no use."""
     gone: bool = False
     """Nobody waits for it any more."""
     candidates: int | None = None
@@ -57,9 +66,9 @@ class Work:
     @property
     def left_ms(self) -> float:
         """Time until the answer is of no use."""
-        if self.request.deadline_ms is None:
+        if self.deadline_ms is None:
             return inf
-        return self.request.deadline_ms - (perf_counter() - self.arrived) * 1e3
+        return self.deadline_ms - (perf_counter() - self.arrived) * 1e3
 
 
 @dataclass(eq=False)
@@ -118,8 +127,8 @@ class Served:
     def answers(self, batch: Sequence[Work]) -> list[Answer]:
         """The batch's answers, in order. All works ask for the same call and effort."""
         first = batch[0]
-        obs = np.concatenate([work.inputs for work in batch]) if len(batch) > 1 else first.inputs
-        wishes: dict[str, Any] = {"candidates": first.candidates, "steps": first.request.steps}
+        obs = np.concatenate([work.inputs for work in batch])
+        wishes: dict[str, Any] = {"candidates": first.candidates, "steps": first.steps}
         wishes |= {name: np.concatenate([work.known[name] for work in batch]) for name in first.known}
         wishes = {name: value for name, value in wishes.items() if value is not None}
         refused = [name for name in wishes if name not in self.takes]
@@ -132,7 +141,7 @@ class Served:
                     seeds = [work.seed for work in batch if work.seed is not None]
                     draws = drawing_by_client(seeds, rows, self.device, self.direct)
                     wishes["generator"] = stack.enter_context(draws)
-                found = self._acted(obs, first.request.call, wishes)
+                found = self._acted(obs, first.call, wishes)
         except DrawnDirectly:
             self.direct = True
             return self.answers(batch)
@@ -178,17 +187,18 @@ class Worker:
 
 
 class Engine:
-    """The queue, the worker and its watchdog. `submit` and what it gives belong to the event loop."""
+    """The queue, the worker and its watchdog."""
 
-    def __init__(self, served: Served, limits: Limits, metrics: Metrics) -> None:
-        self.served, self.limits, self.metrics = served, limits, metrics
+    def __init__(self, served: Served, limits: Limits, tell: Callable[..., None]) -> None:
+        """`tell(kind, …)` sends a message to the front."""
+        self.served, self.limits, self._tell = served, limits, tell
+        self._works: dict[int, Work] = {}
         self._queue: deque[Work] = deque()
         self._waiting = 0
         self._wake = threading.Condition()
         self._stopped = False
         self._hung: list[Worker] = []
         self._worker = self._started()
-        self.loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def broken(self) -> bool:
@@ -200,23 +210,53 @@ class Engine:
         """Observations in the queue."""
         return self._waiting
 
-    def submit(self, work: Work) -> None:
-        """Queues a request; a `Refused` where it cannot be."""
-        if self.broken:
-            raise Refused("no-worker", BROKEN)
-        rows = len(work.inputs)
-        with self._wake:
-            if self._waiting + rows > self.limits.queue:
-                raise Refused("busy", f"{self._waiting} observations wait already")
-            self._queue.append(work)
-            self._waiting += rows
-            self._wake.notify()
+    @property
+    def under_way(self) -> int:
+        """Requests without an answer."""
+        return len(self._works)
 
-    async def watch(self) -> None:
-        """Replaces a worker that hangs; runs until it is cancelled."""
-        while True:
-            await asyncio.sleep(min(1.0, self.limits.hang_s / 8))
-            self._look()
+    def submit(self, works: Sequence[Work]) -> None:
+        """Queues requests; those that cannot be are answered at once."""
+        refused: list[tuple[Work, Any]] = []
+        with self._wake:
+            for work in works:
+                rows = len(work.inputs)
+                if self.broken:
+                    refused.append((work, Refused("no-worker", BROKEN)))
+                elif self._waiting + rows > self.limits.queue:
+                    refused.append((work, Refused("busy", f"{self._waiting} observations wait already")))
+                else:
+                    self._works[work.number] = work
+                    self._queue.append(work)
+                    self._waiting += rows
+            self._wake.notify()
+        if refused:
+            self._give(refused)
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this request any more."""
+        work = self._works.pop(number, None)
+        if work is not None:
+            work.gone = True
+
+    def look(self) -> None:
+        """Replaces a worker that hangs. To be called once in a while."""
+        worker, limit = self._worker, self.limits.hang_s
+        self._hung = [each for each in self._hung if each.thread is not None and each.thread.is_alive()]
+        batch = worker.batch
+        if batch and not worker.replaced and perf_counter() - worker.began > limit:
+            worker.replaced = True
+            self._hung.append(worker)
+            self._tell("event", "worker_replaced")
+            log(logging.ERROR, "the policy hangs: its worker is replaced", requests=len(batch), hung=len(self._hung))
+            self._give([(work, Refused("policy-hung", f"the policy took more than {limit:g} s")) for work in batch])
+        if worker.replaced and len(self._hung) < self.limits.hung:
+            self._worker = self._started()
+        elif worker.replaced:
+            with self._wake:
+                lost, self._waiting = list(self._queue), 0
+                self._queue.clear()
+            self._give([(work, Refused("no-worker", BROKEN)) for work in lost])
 
     def stop(self) -> None:
         """The worker ends after the batch that it is at; one that hangs is left alone."""
@@ -226,31 +266,22 @@ class Engine:
         if self._worker.thread is not None and not self._worker.replaced:
             self._worker.thread.join(self.limits.grace_s)
 
-    def _look(self) -> None:
-        worker, limit = self._worker, self.limits.hang_s
-        self._hung = [each for each in self._hung if each.thread is not None and each.thread.is_alive()]
-        batch = worker.batch
-        if batch and not worker.replaced and perf_counter() - worker.began > limit:
-            worker.replaced = True
-            self._hung.append(worker)
-            self.metrics.event("worker_replaced")
-            log(logging.ERROR, "the policy hangs: its worker is replaced", requests=len(batch), hung=len(self._hung))
-            self._give([(work, Refused("policy-hung", f"the policy took more than {limit:g} s")) for work in batch])
-        if worker.replaced and len(self._hung) < self.limits.hung:
-            self._worker = self._started()
-        elif worker.replaced:
-            with self._wake:
-                lost, self._waiting = list(self._queue), 0
-                self._queue.clear()
-            self._give(
-                [(work, Refused("no-worker", "too many workers hang: the server cannot act now")) for work in lost]
-            )
-
     def _started(self) -> Worker:
         worker = Worker()
         worker.thread = threading.Thread(target=self._work, args=(worker,), name="cebm-worker", daemon=True)
         worker.thread.start()
         return worker
+
+    def _give(self, results: Sequence[tuple[Work, Any]], timed: dict[str, float] | None = None) -> None:
+        """Answers, or the reasons why there are none, to the front."""
+        rows: list[tuple[int, Answer | None, tuple | None]] = []
+        for work, result in results:
+            self._works.pop(work.number, None)
+            refused = isinstance(result, Refused)
+            error = (result.kind, str(result), result.id) if refused else None
+            rows.append((work.number, None if refused else result, error))
+        if rows:
+            self._tell("answers", rows, timed or {})
 
     # ------------------------------------------------------------------------------------ in the worker's thread
 
@@ -281,9 +312,9 @@ class Engine:
             batch: list[Work] = []
             rows = 0
             weight = 0.0
-            while self._queue and (not batch or weight + self._queue[0].request.weight <= self.limits.batch):
+            while self._queue and (not batch or weight + self._queue[0].weight <= self.limits.batch):
                 work = self._queue.popleft()
-                weight += work.request.weight
+                weight += work.weight
                 rows += len(work.inputs)
                 if not work.gone:
                     batch.append(work)
@@ -314,25 +345,13 @@ class Engine:
             return
         took = perf_counter() - worker.began
         rows = sum(len(work.inputs) for work in group)
-        served.effort.measured(took * 1e3, rows, group[0].candidates, group[0].request.steps)
-        self.metrics.batch(rows, took)
-        timed = {"infer_ms": took * 1e3, "batch": rows}
-        self._hand(worker, [(work, (answer, timed)) for work, answer in zip(group, found, strict=True)])
+        served.effort.measured(took * 1e3, rows, group[0].candidates, group[0].steps)
+        self._hand(worker, list(zip(group, found, strict=True)), {"infer_ms": took * 1e3, "batch": rows})
 
-    def _hand(self, worker: Worker, results: Sequence[tuple[Work, Any]]) -> None:
-        """To the event loop, unless the worker was replaced: those requests have their answer."""
-        if self.loop is not None and not worker.replaced and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._give, results)
-
-    @staticmethod
-    def _give(results: Sequence[tuple[Work, Any]]) -> None:
-        for work, result in results:
-            if work.done.done():
-                continue
-            if isinstance(result, Exception):
-                work.done.set_exception(result)
-            else:
-                work.done.set_result(result)
+    def _hand(self, worker: Worker, results: Sequence[tuple[Work, Any]], timed: dict[str, float] | None = None) -> None:
+        """To the front, unless the worker was replaced: those requests have their answer."""
+        if not worker.replaced:
+            self._give(results, timed)
 
 
 def _refusal(error: Exception) -> Refused:
@@ -342,7 +361,8 @@ def _refusal(error: Exception) -> Refused:
     if type(error) is ValueError:
         return Refused("policy-refused", str(error))
     refusal = Refused("policy-failed", f"the policy raised {type(error).__name__}")
-    refusal.__cause__ = error
+    refusal.id = new_id()
+    log(logging.ERROR, "the policy failed", error, kind=refusal.kind, id=refusal.id)
     return refusal
 
 
@@ -352,10 +372,9 @@ def _first_group(batch: Sequence[Work], served: Served) -> list[Work]:
     whole = served.effort.expected(sum(len(work.inputs) for work in batch))
     found: dict[tuple, list[Work]] = {}
     for work in batch:
-        request = work.request
-        work.candidates = request.candidates
-        hurried = work.left_ms * 0.8 < whole or request.budget_ms is not None
-        key = (not hurried, request.call, request.candidates, request.steps, request.budget_ms)
+        work.candidates = work.asked
+        hurried = work.left_ms * 0.8 < whole or work.budget_ms is not None
+        key = (not hurried, work.call, work.asked, work.steps, work.budget_ms)
         alone = served.alone or work.seed is None
         found.setdefault((*key, *sorted(work.known), id(work) if alone else 0), []).append(work)
     return min(found.values(), key=lambda group: min(work.left_ms for work in group))
@@ -363,7 +382,7 @@ def _first_group(batch: Sequence[Work], served: Served) -> list[Work]:
 
 def _in_time(group: list[Work], effort: Effort) -> tuple[list[Work], list[Work]]:
     """The works that can be answered in time, with the candidates that fit it; and those that cannot even alone."""
-    steps = group[0].request.steps
+    steps = group[0].steps
     waiting: list[Work] = []
     late: list[Work] = []
     for work in group:
@@ -373,12 +392,12 @@ def _in_time(group: list[Work], effort: Effort) -> tuple[list[Work], list[Work]]
             (waiting if in_time else late).append(work)
     if not waiting or effort.candidates is None:
         return waiting, late
-    budget = waiting[0].request.budget_ms
+    budget = waiting[0].budget_ms
     time = min([budget or inf, *(work.left_ms for work in waiting)])
     rows = sum(len(work.inputs) for work in waiting)
     most = effort.fitting(time, rows, steps) if time < inf else None
     for work in waiting:
         if most is not None:
-            wanted = most if budget is not None else work.request.candidates or effort.candidates
+            wanted = most if budget is not None else work.asked or effort.candidates
             work.candidates = max(1, min(most, wanted))
     return waiting, late

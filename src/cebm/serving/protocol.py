@@ -6,6 +6,7 @@ nesting, its number of values and every length are known to be small when msgpac
 """
 
 import json
+import secrets
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -64,6 +65,13 @@ class Refused(ValueError):
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         super().__init__(one_line(message))
         self.kind = kind
+        self.id = ""
+        """Under which the log has it already."""
+
+
+def new_id() -> str:
+    """Names one error, for its client and for the log."""
+    return secrets.token_hex(4)
 
 
 def one_line(text: object, most: int = 300) -> str:
@@ -150,6 +158,11 @@ def pack(values: Any) -> bytes:
 def unpack(frame: bytes) -> Any:
     """What `pack` packed; a `Refused` for anything that is not quite right. Arrays are read-only."""
     scan(frame)
+    return decode(frame)
+
+
+def decode(frame: bytes) -> Any:
+    """The same without the walk before it, for a frame of our own."""
     try:
         return msgpack.unpackb(frame, raw=False, strict_map_key=False, object_hook=_unpacked)
     except Refused:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cebm.asynchronous import KNOWN, remaining
-from cebm.parts import parts_to_json
+from cebm.chunks import KNOWN, remaining
+from cebm.parts import Part, Specification, parts_to_json
 from cebm.serving.protocol import Refused, quoted
-from cebm.spaces import Part, Specification
 
 ONE_HOUR_MS = 3_600_000.0
 
