@@ -5,7 +5,6 @@ in the same run, stands the rate of `policy.act` in this process on batches of a
 """
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -18,13 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from websockets.asyncio.client import connect
 
 import cebm
+from benchmarks.load import ACT, OBS
 from cebm import TRIALS, Box, EnergyPolicy, Specification
-from cebm.serving.protocol import pack, unpack
-
-OBS, ACT = 10, 2
 
 
 @dataclass(frozen=True)
@@ -69,43 +65,6 @@ def in_process(policy: EnergyPolicy, batch: int, seconds: float) -> float:
     return batch * calls / (perf_counter() - began)
 
 
-async def load(url: str, clients: int, seconds: float, seeded: bool) -> dict[str, Any]:
-    """What `clients` clients, each with one request at a time, saw."""
-    frames = [_frame(i, seeded) for i in range(clients)]
-    times: list[list[float]] = [[] for _ in range(clients)]
-    start, until = asyncio.Event(), 0.0
-
-    async def one(i: int) -> None:
-        async with connect(url, compression=None, proxy=None, open_timeout=60) as socket:
-            await socket.recv()
-            await start.wait()
-            while (began := perf_counter()) < until:
-                await socket.send(frames[i])
-                reply = await socket.recv()
-                if isinstance(reply, str):
-                    raise RuntimeError(reply)
-                times[i].append((perf_counter() - began) * 1e3)
-            if isinstance(reply, bytes) and unpack(reply)["actions"].shape != (1, ACT):
-                raise RuntimeError("a wrong answer")
-
-    tasks = [asyncio.create_task(one(i)) for i in range(clients)]
-    await asyncio.sleep(0.5 + clients / 100)
-    until, began = perf_counter() + seconds, perf_counter()
-    start.set()
-    await asyncio.gather(*tasks)
-    took = perf_counter() - began
-    counts = [len(each) for each in times]
-    everything = np.concatenate(times)
-    p50, p99 = np.percentile(everything, [50, 99])
-    shares = max(counts) / max(1, min(counts))
-    return {"served": sum(counts) / took, "p50_ms": float(p50), "p99_ms": float(p99), "shares": shares}
-
-
-def _frame(i: int, seeded: bool) -> bytes:
-    obs = np.random.default_rng(i).uniform(-1, 1, OBS).astype(np.float32)
-    return pack({"obs": obs} if seeded else {"obs": obs, "cebm": {"seed": None}})
-
-
 def measure(policy: EnergyPolicy, clients: int, seconds: float, rounds: int, seeded: bool = True) -> list[Round]:
     """In-process and served rates in turns, so that a busy moment of the machine meets both."""
     found = []
@@ -119,8 +78,8 @@ def measure(policy: EnergyPolicy, clients: int, seconds: float, rounds: int, see
 
 
 def load_from_process(url: str, clients: int, seconds: float, seeded: bool) -> dict[str, Any]:
-    """`load` in a process of its own."""
-    words = [sys.executable, "-m", "benchmarks.serving", "--load", url, "--clients", str(clients)]
+    """What clients saw whose process is their own."""
+    words = [sys.executable, "-m", "benchmarks.load", url, "--clients", str(clients)]
     words += ["--seconds", str(seconds), *([] if seeded else ["--same"])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120 + 4 * seconds)
@@ -137,13 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--policies", nargs="+", default=["steady", "ibc:64"], help="TRIAL or TRIAL:CANDIDATES")
-    parser.add_argument("--load", metavar="URL", help="be the load generator for a server")
     parser.add_argument("--same", action="store_true", help="requests whose actions are not drawn anew")
     parsed = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if parsed.load:
-        print(json.dumps(asyncio.run(load(parsed.load, parsed.clients[0], parsed.seconds, not parsed.same))))
-        return
     for name in parsed.policies:
         trial, _, candidates = name.partition(":")
         policy = untrained(trial, candidates=int(candidates) if candidates else None)

@@ -33,7 +33,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 import cebm
-from benchmarks.serving import OBS, untrained
+from benchmarks.load import OBS, masked
+from benchmarks.serving import untrained
 from cebm.serving.protocol import pack, unpack
 
 TOKEN = "soak-" + "x" * 20
@@ -199,8 +200,7 @@ async def _slow(port: int, draw: random.Random) -> None:
 async def deaf(port: int, count: int, seconds: float) -> None:
     """Clients that ask for large answers and never read."""
     payload = pack({"obs": np.zeros((4, OBS)), "cebm": {"call": "propose", "candidates": 1000}})
-    size = bytes([0x80 + len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
-    frame = b"\x82" + size + bytes(4) + payload  # masked with zeros
+    frame = masked(payload)
     opened = []
     for _ in range(count):
         narrow = socket.create_connection(("127.0.0.1", port))
