@@ -10,6 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -99,12 +100,12 @@ class Load:
     async def run(self, url: str, clients: int, seconds: float, seeded: bool) -> dict[str, Any]:
         """What the clients saw."""
         place = urlsplit(url)
+        host, port = place.hostname or "127.0.0.1", place.port or 80
         loop = asyncio.get_running_loop()
         asking = []
         for i in range(clients):
-            made = Asking(place.netloc, masked(request(i, seeded)), self)
-            await loop.create_connection(lambda made=made: made, place.hostname, place.port)
-            asking.append(made)
+            made = partial(Asking, place.netloc, masked(request(i, seeded)), self)
+            asking.append((await loop.create_connection(made, host, port))[1])
         await asyncio.gather(*(each.ready for each in asking))
         began = perf_counter()
         self.until = began + seconds
