@@ -66,6 +66,8 @@ def serve_policy(arguments: "Serve") -> None:
                     asked.discard(signal.SIGHUP)
                     seen = _state(arguments.policy)
                     _reload(server, arguments)
+            if server.wait(0.0):
+                raise ChildProcessError("the server ended by itself: its log says why")
     finally:
         for number, before in kept.items():
             signal.signal(number, before)

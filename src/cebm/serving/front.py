@@ -1,7 +1,7 @@
 """The process that talks to clients: one port for websockets, /healthz and /metrics. It checks, limits and answers; the
 policy acts in the process that started this one, so that neither waits for the other's Python interpreter.
 
-It has no torch and no policy. `python -m cebm.serving.front FD` is started by `server.Server`, over a link at file FD.
+It has no torch and no policy. `server.Server` starts it, with a link at an open file.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -464,11 +463,7 @@ async def _run(end: socket.socket) -> None:
     await Front(end).run()
 
 
-def main() -> None:
-    """Serves until the other process says so or ends; signals are that one's business."""
+def main(number: int) -> None:
+    """Serves over the link at this open file until the other process says so or ends; signals are that one's."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(_run(socket.socket(fileno=number)))

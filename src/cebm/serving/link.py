@@ -1,6 +1,6 @@
 """Between the two processes of a server: messages over a pair of sockets, each with its length before it."""
 
-import select
+import selectors
 import socket
 import struct
 import threading
@@ -43,6 +43,8 @@ class Link:
 
     def __init__(self, end: socket.socket) -> None:
         self._end, self._messages, self._lock = end, Messages(), threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(end, selectors.EVENT_READ)
 
     def send(self, *message: Any) -> None:
         """Sends a message; nothing where the other process has ended, which `received` finds out."""
@@ -55,7 +57,7 @@ class Link:
 
     def received(self, timeout: float) -> list[list[Any]] | None:
         """The messages that have arrived, after a wait of at most `timeout` seconds; None: the other process ended."""
-        if not select.select([self._end], [], [], timeout)[0]:
+        if not self._selector.select(timeout):
             return []
         try:
             data = self._end.recv(2**18)
@@ -65,4 +67,5 @@ class Link:
 
     def close(self) -> None:
         """The other process learns that this one has ended."""
+        self._selector.close()
         self._end.close()

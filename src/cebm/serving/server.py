@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import cebm
 from cebm.chunks import KNOWN
 from cebm.serving.access import check_place, checked_token, server_tls
 from cebm.serving.engine import Engine, Served, Work
@@ -25,8 +24,18 @@ try:
 except ImportError as error:
     raise ImportError("a policy's server needs websockets and msgpack: pip install 'cebm[serve]'") from error
 
+START = """
+import sys
+number, *paths = sys.argv[1:]
+sys.path += [path for path in paths if path not in sys.path]
+from cebm.serving.front import main
+main(int(number))
+"""
+"""What the other process runs: it finds the same modules as this one."""
 START_S = 60.0
 """Time for the front to start, on a machine that is busy."""
+GOODBYE_S = 20.0
+"""Time for it to end, beside that for the requests under way."""
 
 
 class Server:
@@ -90,7 +99,10 @@ class Server:
     def close(self) -> None:
         """Finishes the requests under way, says goodbye to the clients, and ends. May be called twice."""
         self._link.send("stop")
-        self._thread.join()
+        self._thread.join(self.limits.grace_s + GOODBYE_S)
+        if self._thread.is_alive():  # it cannot even say that it is late
+            self._process.kill()
+            self._thread.join()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the server has ended; False where the time was over first."""
@@ -168,14 +180,11 @@ def _front() -> tuple[subprocess.Popen, Link]:
     this process alone, which then tells it to stop."""
     ours, its = socket.socketpair()
     with its:
-        paths = [str(Path(cebm.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        words = [sys.executable, "-P", "-m", "cebm.serving.front", str(its.fileno())]
         process = subprocess.Popen(
-            words,
+            [sys.executable, "-P", "-c", START, str(its.fileno()), *map(str, sys.path)],
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,
         )
     return process, Link(ours)
