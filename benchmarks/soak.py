@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,12 @@ def mutated(draw: random.Random, frame: bytes) -> bytes:
 
 def good_frame(i: int, number: int = 1) -> bytes:
     """The request of good client `i`."""
-    obs = np.random.default_rng(i).uniform(-1, 1, OBS)
-    return pack({"obs": obs, "cebm": {"seed": 1000 + i, "id": number}})
+    return pack({"obs": _observation(i), "cebm": {"seed": 1000 + i, "id": number}})
+
+
+@lru_cache(GOOD)
+def _observation(i: int) -> np.ndarray:
+    return np.random.default_rng(i).uniform(-1, 1, OBS)
 
 
 # ---------------------------------------------------------------------------------------------- clients

@@ -5,6 +5,7 @@ It has no torch and no policy. `server.Server` starts it, with a link at an open
 """
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -466,4 +467,5 @@ async def _run(end: socket.socket) -> None:
 def main(number: int) -> None:
     """Serves over the link at this open file until the other process says so or ends; signals are that one's."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.freeze()  # what the imports made stays, and a search through it would keep clients waiting
     asyncio.run(_run(socket.socket(fileno=number)))
