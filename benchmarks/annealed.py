@@ -51,11 +51,14 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "padding-dropped-agent-jitter": {"inputs.padding": "drop"} | AGENT,
         "mirrored": {"inputs.symmetries": MIRROR},
         "mirrored-large-jitter": {"inputs.symmetries": MIRROR} | LARGE,
+        "mirrored-long": {"inputs.symmetries": MIRROR},
         "contrast": {"objective": CONTRAST},
     },
 }
 """What each arm changes in the recipe."""
 STEPS = {"particle": 10_000, "push-t": 20_000}
+LONG = 5
+"""How many times as long the arms train whose names end in "-long"."""
 EPISODES = {"particle": 200, "push-t": 100}
 NEAR = tuple(f"lowest within {reach:g} d" for reach in (0.25, 0.5, 0.7, 1.0, 1.5))
 WAYS: dict[str, dict[str, Any]] = {
@@ -76,7 +79,7 @@ CLOSENESS = 1.0
 
 def job_of(task: str, arm: str, seed: int) -> Job:
     """The training of one arm."""
-    changes, steps = ARMS[task][arm], STEPS[task]
+    changes, steps = ARMS[task][arm], STEPS[task] * (LONG if arm.endswith("-long") else 1)
     if task == "push-t":
         recipe = push_t.recipes["annealed"]
         study = replace(push_t, recipes={arm: replace(recipe, settings={**ANNEALED, **changes}, steps=steps)})
@@ -98,7 +101,7 @@ def measured(task: str, arm: str, seed: int, where: Path) -> dict[str, Any]:
     ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {name: (changes, usual) for name, changes in WAYS.items()}
     if (task, arm) == ("push-t", "recipe"):
         ways |= {name: ({"closeness": CLOSENESS}, effort) for name, effort in EXECUTED.items()}
-    record: dict[str, Any] = {"task": task, "arm": arm, "seed": seed, "steps": STEPS[task], "episodes": EPISODES[task]}
+    record: dict[str, Any] = {"task": task, "arm": arm, "seed": seed, "steps": job.steps, "episodes": EPISODES[task]}
     record |= {"seconds": load_metrics(where)[-1]["seconds"], "ways": {}}
     for name, (changes, effort) in ways.items():
         found = evaluate(

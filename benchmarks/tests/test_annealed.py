@@ -27,3 +27,8 @@ def test_cells() -> None:
     way = {"metric": [0.9651, 0.0042], "success": 0.335}
     assert cell("particle", way) == "33.5 %" and cell("push-t", way) == "0.965 ± 0.004 (0.34)"
     assert cell("push-t", None) == ""
+
+
+def test_a_long_arm_trains_five_times_as_long() -> None:
+    arm, longer = (job_of("push-t", name, 100) for name in ("mirrored", "mirrored-long"))
+    assert longer.steps == 5 * arm.steps and longer.trial == arm.trial
