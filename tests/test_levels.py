@@ -14,7 +14,8 @@ import cebm
 import cebm.tasks
 from cebm.acting import Found, Problem
 from cebm.annealing import Annealed, AnnealedSearch
-from cebm.certificate import Gaussian, certify
+from cebm.certificate import SAMPLERS, Gaussian, certify, named_sampler
+from cebm.constraints import KeepOutCircle
 from cebm.demonstrations import Demonstrations
 from cebm.denoising import DenoisingScore, LevelContrast, Sum
 from cebm.energies import (
@@ -746,3 +747,57 @@ def test_certify_at_levels(generator: torch.Generator) -> None:
     assert not row.failed
     [wrong] = certify(Annealed(first=0.3), targets=[Gaussian((0.3, 0.4), (0.5, 0.2))], runs=["chains"])
     assert wrong.failed  # begins where its start still shows
+
+
+# ------------------------------------------------------------------------------------------- every level
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_runs_at_every_level_of_a_sum(name: str, generator: torch.Generator) -> None:
+    """On a learned energy with a penalty beside it; at a level per sample as well."""
+    energy = SMALL.build(Specification.flat(3, 2), generator) + (lambda obs, y: y.square().sum(-1))
+    context = energy.encode(torch.randn(4, 3, generator=generator))
+    start = torch.rand(4, 5, 2, generator=generator) - 0.5
+    each = 0.05 + torch.rand(4, 5, generator=generator)
+    levels: list[Any] = [*energy.levels, each] if name.startswith("langevin") else [*energy.levels]
+    for level in levels:
+        found = run(named_sampler(name, Gaussian(), 6), energy.at(level), context, start, generator).actions
+        assert found.shape == start.shape and bool(found.isfinite().all()), level
+
+
+@pytest.mark.parametrize("name", ["langevin-correct", "mala", "hmc", "tempering"])
+def test_the_certificate_judges_at_every_level(name: str, generator: torch.Generator) -> None:
+    """What samples the target samples it blurred. A planted fault: the energy of a target 1.5 times as wide."""
+
+    class Wider(Gaussian):
+        def terms(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+            z = (actions - self.location) / (1.5 * self.scale)
+            return z.square() / 2, z / (1.5 * self.scale)
+
+    def make(target: Any, steps: int) -> Any:
+        return named_sampler(name, target, steps)
+
+    exact = Gaussian((0.3, 0.4), (0.1, 0.2))
+    targets = [exact.at(level) for level in (1.0, 0.2, 0.04)]
+    assert targets[1].std == pytest.approx((math.hypot(0.1, 0.2), math.hypot(0.2, 0.2)))
+    found = certify(make, targets, ["chains"], generator)
+    assert not any(row.failed for row in found), [row.verdict for row in found]
+    wrong = Wider((0.3, 0.4), (0.1, 0.2)).at(0.2)
+    [row] = certify(make, [wrong], ["chains"], generator)
+    assert row.failed
+
+
+def test_constraints_hold_whatever_the_level_of_the_choice(generator: torch.Generator) -> None:
+    """Hard ones are never broken, and soft ones move the choice, at every level of the ladder."""
+    energy = SMALL.build(Specification.flat(3, 2), generator)
+    boxes = [Box(torch.zeros(n), torch.ones(n)) for n in (3, 2)]
+    obs = torch.randn(20, 3, generator=generator)
+    for level in (5.0, 1.0, 0.2, 0.04):
+        policy = cebm.EnergyPolicy(energy, *boxes, AnnealedSearch(level=level))
+        free = policy.act(obs)
+        centre = tuple(free[0].tolist())
+        outside = policy.with_constraint(KeepOutCircle(centre, 0.3)).act(obs)
+        assert float((outside - free[0]).norm(dim=1).min()) >= 0.3
+        middle = free[:, 0].median()
+        wall = policy.with_constraint(lambda scene, m=middle: (scene.actions[..., 0] < m).any(-1).float(), 50.0)
+        assert float((wall.act(obs)[:, 0] >= middle).float().mean()) > 0.75  # about a half without it

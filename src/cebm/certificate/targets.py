@@ -123,11 +123,16 @@ class Gaussian(Separable):
         self.register_buffer("scale", torch.tensor(self.std))
 
     def at(self, level: Level) -> "Gaussian":
-        """The target blurred by N(0, level²), for samplers that fall through levels."""
+        """The target blurred by N(0, level²), for samplers that fall through levels, and to certify one at a level: of
+        one level it knows the moments, and where chains start."""
         other = copy.copy(self)
         other._buffers = dict(self._buffers)
         blur = torch.as_tensor(level).to(self.scale)
         other.scale = (self.scale.square() + blur.square().unsqueeze(-1)).sqrt()
+        if isinstance(level, float | int):
+            whole = Gaussian(self.mean, tuple(math.hypot(s, level) for s in self.std))
+            other.std, other.start = whole.std, whole.start
+            other.step_sizes, other.chain_steps = whole.step_sizes, whole.chain_steps
         return other
 
     def terms(self, actions: Points) -> tuple[Points, Points]:

@@ -290,8 +290,8 @@ def energy_words(groups: list[Group]) -> list[str]:
     result = []
     for run in [run for group in groups for run in group.runs]:
         bare, name = run.without_energy, run.metric_evaluated
-        score, difference = value_of(bare, name), run.energy_difference
-        if score is None or difference is None:
+        own, score, difference = value_of(run.evaluation, name), value_of(bare, name), run.energy_difference
+        if own is None or score is None or difference is None:
             continue
         middle, low, high = difference
         if low > 0:
@@ -304,7 +304,7 @@ def energy_words(groups: list[Group]) -> list[str]:
         what = "success" if name == SUCCESS else f"the mean {in_words(name)}"
         result.append(
             f"{whose}{meaning}. With the energy ignored, {what} in the same episodes is {records.amount(name, score)}, "
-            f"with it {records.amount(name, score + middle)}."
+            f"with it {records.amount(name, own)}."
         )
     return result
 
