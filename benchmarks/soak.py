@@ -3,7 +3,8 @@
 64 good clients ask at a steady rate, first alone, then beside the attack, which comes from a process of its own; every
 answer of theirs is compared with what the policy gives to that client alone. The attack: malformed, truncated, large,
 wrongly typed, unauthenticated and slow frames; clients that vanish or never read; 1,000 connections. At the end the
-server is killed under a client that goes on with its history on a new one. Exit code 1: something was wrong.
+server is killed under a client that goes on with its history on a new one, and another one has a policy that raises and
+hangs. Exit code 1: something was wrong.
 """
 
 import argparse
@@ -18,9 +19,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,6 +39,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 import cebm
 from benchmarks.load import OBS, masked
 from benchmarks.serving import untrained
+from cebm.serving.client import ServerError
 from cebm.serving.protocol import pack, unpack
 
 TOKEN = "soak-" + "x" * 20
@@ -194,12 +198,23 @@ async def _opened(url: str, headers: dict[str, str]) -> Any:
 
 
 async def _slow(port: int, draw: random.Random) -> None:
-    """Begins a handshake, or garbage, byte by byte, and leaves."""
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    for byte in draw.choice([b"GET / HTTP/1.1\r\nHost: ", b"\x00\xff\x82\xfe", b"POST "]):
+    """Begins a handshake, garbage, or a request behind a good handshake, byte by byte, and leaves."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    slowly = draw.choice([b"GET / HTTP/1.1\r\nHost: ", b"\x00\xff\x82\xfe", b"POST ", masked(good_frame(0))[:20]])
+    if slowly[0] == 0x82:
+        writer.write(_greeting())
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    for byte in slowly:
         writer.write(bytes([byte]))
         await asyncio.sleep(0.001)
     writer.transport.abort()
+
+
+def _greeting() -> bytes:
+    """A client's half of the handshake."""
+    words = ["GET / HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
+    words += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", f"Authorization: Api-Key {TOKEN}", "", ""]
+    return "\r\n".join(words).encode()
 
 
 async def deaf(port: int, count: int, seconds: float) -> None:
@@ -211,10 +226,8 @@ async def deaf(port: int, count: int, seconds: float) -> None:
         narrow = socket.create_connection(("127.0.0.1", port))
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         _, writer = await asyncio.open_connection(sock=narrow, limit=1)
-        words = ["GET / HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
-        words += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", f"Authorization: Api-Key {TOKEN}", "", ""]
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write("\r\n".join(words).encode() + frame * 100)
+        writer.write(_greeting() + frame * 100)
         opened.append(writer)
     await asyncio.sleep(seconds)
     for writer in opened:
@@ -359,6 +372,48 @@ def killed(folder: Path, victim: Victim, policy: cebm.EnergyPolicy) -> bool:
             again.process.kill()
 
 
+class Moody:
+    """A policy that raises where the first column is 7, and hangs where it is 8 until it is `free`."""
+
+    def __init__(self, inner: cebm.EnergyPolicy) -> None:
+        self.inner, self.specification, self.acting = inner, inner.specification, inner.acting
+        self.free = threading.Event()
+
+    def act(self, obs: np.ndarray, **wishes: Any) -> Any:
+        """As the policy within, where it is in the mood."""
+        if (obs[:, 0] == 7).any():
+            raise RuntimeError("a mood")
+        if (obs[:, 0] == 8).any():
+            self.free.wait(60.0)
+        return self.inner.act(obs, **wishes)
+
+
+def moody(policy: cebm.EnergyPolicy) -> dict[str, Any]:
+    """What clients get whose observation the policy raises at or hangs at, and whether the others get right answers
+    then: 3 rounds of 8 clients at once."""
+    sick, seen = Moody(policy), Counter[str]()
+    limits = cebm.Limits(hang_s=1.0, hung=8)
+    with cebm.serve(sick, limits=limits) as server, ThreadPoolExecutor(8) as pool:
+        clients = [cebm.connect(server.url) for _ in range(8)]
+
+        def ask(i: int) -> str:
+            obs = np.full(2 * OBS, i / 10)
+            obs[0] = {0: 7, 1: 8}.get(i, 0.0)
+            try:
+                found = clients[i].act(obs)
+            except ServerError as error:
+                return error.kind
+            return "right" if np.abs(found - policy.act(obs)).max() < 1e-3 else "wrong"
+
+        for _ in range(3):
+            seen.update(pool.map(ask, (0, *range(2, 8))))
+            seen.update(pool.map(ask, (1,)))
+        sick.free.set()
+        for client in clients:
+            client.close()
+    return dict(seen)
+
+
 def soak(frames: int, rate: float, hertz: float) -> dict[str, Any]:
     """The whole siege; `faults` is the list of what went wrong."""
     torch.set_num_threads(1)
@@ -378,6 +433,7 @@ def soak(frames: int, rate: float, hertz: float) -> dict[str, Any]:
             found["alive"] = victim.process.poll() is None and page(victim.port, "/healthz") == "OK\n"
             found["errors"] = refusals(victim.port)
             found["goes_on_after_sigkill"] = killed(folder, victim, policy)
+            found["moody"] = moody(policy)
         finally:
             victim.process.kill()
         log = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
@@ -398,6 +454,7 @@ def faults(found: dict[str, Any]) -> list[str]:
         "p99 of good clients over 3 times that without attack": found["p99_attacked_ms"] > 3 * found["p99_alone_ms"],
         "the crowd was let in": found["let_in_of_crowd"] > 2 * 128,
         "no history after SIGKILL": not found["goes_on_after_sigkill"],
+        "a policy that raises or hangs": found["moody"] != {"right": 18, "policy-failed": 3, "policy-hung": 3},
     }
     return [name for name, wrong in checks.items() if wrong]
 
