@@ -37,10 +37,10 @@ class Holds:
 
     def act(self, obs, generator=None):
         if obs[0, 0] == -1.5:
-            ctypes.PyDLL(None).usleep(4_000_000)  # keeps Python's global lock
+            ctypes.PyDLL(None).usleep(10_000_000)  # keeps Python's global lock
         return inner.act(obs, generator=generator)
 
-server = cebm.serve(Holds(), limits=cebm.Limits(hang_s=1.0))
+server = cebm.serve(Holds(), limits=cebm.Limits(hang_s=2.0))
 print(server.url, flush=True)
 server.wait()
 """

@@ -165,7 +165,8 @@ class Front:
         while self._under_way and monotonic() < until:
             await asyncio.sleep(0.005)
         goodbye = [client.close(1001, "stopping") for client in self._clients]
-        await asyncio.wait_for(asyncio.gather(*goodbye, return_exceptions=True), 5.0)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*goodbye, return_exceptions=True), 5.0)
         for client in list(self._clients):
             client.transport.abort()
         self.log(logging.INFO, "stopped", answered=self.metrics.answered())
