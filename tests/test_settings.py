@@ -550,6 +550,26 @@ def test_a_file_may_import_its_neighbours(pieces: Path) -> None:
     assert find_piece(f"{pieces.parent / 'own_user.py'}:other") is find_piece(f"{pieces}:mine")
 
 
+def test_a_file_of_a_package_is_its_module(pieces: Path) -> None:
+    """Such as `cebm sweep reproduction/studies/searches.py`, which imports its own package."""
+    package = pieces.parent / "own_package" / "studies"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package.parent / "parts.py").write_text("value = 3")
+    lines = ("from dataclasses import dataclass", "from own_package.parts import value", "", "@dataclass(frozen=True)")
+    (package / "one.py").write_text("\n".join((*lines, "class Kept:", "    size: int = value")))
+    module = import_piece_module(str(package / "one.py"))
+    assert module.value == 3 and module is sys.modules["own_package.studies.one"]
+    assert tag_of(module.Kept) == "own_package.studies.one:Kept"
+    twin = pieces.parent / "elsewhere" / "own_package"
+    twin.mkdir(parents=True)
+    (twin / "__init__.py").touch()
+    (twin / "parts.py").touch()
+    with pytest.raises(ValueError, match=r"another module is named own_package\.parts"):
+        import_piece_module(str(twin / "parts.py"))
+
+
 def test_a_piece_of_a_module() -> None:
     assert find_piece("cebm.samplers:Langevin") is Langevin
     assert find_piece("cebm:Langevin") is Langevin

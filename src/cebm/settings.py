@@ -414,8 +414,8 @@ def find_piece(reference: str) -> Any:
 
 
 def import_piece_module(reference: str) -> ModuleType:
-    """Imports `path/to/file.py` (as the module of its stem, its folder on `sys.path`, as `python file.py` does) or
-    `package.module`. The same file twice gives the same module."""
+    """Imports `path/to/file.py` (as the module of its stem, its folder on `sys.path`, as `python file.py` does; a file
+    of a package as that package's module) or `package.module`. The same file twice gives the same module."""
     if reference.endswith(".py") or "/" in reference or "\\" in reference:
         return _import_file(Path(reference))
     if not all(part.isidentifier() for part in reference.split(".")):
@@ -432,6 +432,8 @@ def _import_file(path: Path) -> ModuleType:
         problem = "not a Python file (.py)" if path.exists() else "no such file"
         raise ValueError(f"{path}: {problem}")
     path = path.resolve()
+    if (path.parent / "__init__.py").is_file():
+        return _import_of_package(path)
     name = path.stem
     for other in (sys.modules.get("__main__"), sys.modules.get(name)):
         if other is not None and _file_of(other) == path:
@@ -460,6 +462,20 @@ def _import_file(path: Path) -> ModuleType:
         return module
 
     return _importing(str(path), load)
+
+
+def _import_of_package(path: Path) -> ModuleType:
+    """The file as `package.module`, with the folder above the package on `sys.path`."""
+    root, parts = path.parent, [path.stem]
+    while (root / "__init__.py").is_file():
+        root, parts = root.parent, [root.name, *parts]
+    name = ".".join(parts)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module = _importing(str(path), lambda: importlib.import_module(name))
+    if _file_of(module) != path:
+        raise ValueError(f"{path}: another module is named {name} ({_file_of(module) or 'part of Python'}); rename it")
+    return module
 
 
 def _importing(what: str, load: Callable[[], ModuleType], hint: str = "") -> ModuleType:
