@@ -1,12 +1,11 @@
 """Posteriors of the simulation-based inference benchmark (Lueckmann et al. 2021), learned by the regressor.
 
-    python -m benchmarks.posteriors --choose
     python -m benchmarks.posteriors --data SBIBM --simulations 100000 --seeds 0 1 2
     python -m benchmarks.posteriors --plot
 
-`--choose` trains each of `CANDIDATES` for the same CPU time on simulations of their own, and the record keeps their
-likelihood of held-out simulations; the best of both tasks together is what the other command trains. No reference draw
-has a part in the choice.
+First each of `CANDIDATES` trains for the same CPU time on simulations of its own, and the record keeps its likelihood
+of held-out simulations; the best on a task is what is measured then. No reference draw has a part in the choice.
+`--choose` does this alone.
 
 `SBIBM` is a folder with `two_moons` and `slcp`, each with ten observations and 10,000 reference draws of their exact
 posteriors. The regressor learns p(parameters | data) from simulated pairs; its draws are compared with the reference by
@@ -95,6 +94,7 @@ class Training:
     learning_rate: float = 3e-3
     width: int = 256
     batch_size: int = 256
+    covariance: str = "diagonal"
 
     def within(self, seconds: float, X: np.ndarray, y: np.ndarray) -> int:
         """Steps that take so many CPU seconds, by a trial of 60 after one that warms up."""
@@ -115,20 +115,24 @@ class Training:
             negatives=self.negatives,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
-            patience=4,
+            validation_fraction=0.05,
+            patience=_LOOKS,
             random_state=seed,
             components=self.components,
             hidden_layers=self.hidden_layers,
+            covariance=self.covariance,
         )
 
 
 CANDIDATES = {
     "16 negatives, 2 layers, 8 components": Training(16, 2, 8),
-    "4 negatives, 2 layers, 32 components": Training(4, 2, 32),
     "4 negatives, 3 layers, 32 components": Training(4, 3, 32),
-    "4 negatives, 3 layers, 32 components, rate 1e-3": Training(4, 3, 32, 1e-3),
+    "4 negatives, 3 layers, 16 whole covariances": Training(4, 3, 16, covariance="full"),
+    "4 negatives, 3 layers, 16 whole covariances, rate 1e-3": Training(4, 3, 16, 1e-3, covariance="full"),
 }
 """What `--choose` chooses from."""
+_LOOKS = 12
+"""Looks at the held-out rows: as many without a rise as there are end no training before its rate has fallen to 0."""
 CHOSEN_BY = 1000
 """Seed of the simulations that choose; those that are measured have others."""
 
@@ -229,25 +233,24 @@ def _choice(name: str, simulations: int, training: Training, minutes: float) -> 
     return fitted(name, simulations, CHOSEN_BY, training, minutes)[1]
 
 
-def choose(arguments: argparse.Namespace) -> None:
-    """A row for each candidate and task."""
+def choose(arguments: argparse.Namespace, name: str) -> str:
+    """The candidate for a task: the one with the best held-out likelihood. Those that are not in the record, with
+    whatever number of simulations, are trained first."""
     record = Record(arguments.out)
-    for name in arguments.tasks:
-        for candidate, training in CANDIDATES.items():
-            key: Row = {"what": "choice", "task": name, "simulations": arguments.simulations, "candidate": candidate}
-            record.measure(key, partial(_choice, name, arguments.simulations, training, arguments.minutes))
+    for candidate, training in CANDIDATES.items():
+        key: Row = {"what": "choice", "task": name, "candidate": candidate}
+        if record.find(key) is None:
+            key["simulations"] = arguments.simulations
+            record.measure(key, partial(_choice, name, arguments.simulations, training, arguments.choice_minutes))
+    return chosen(record.rows, name)
 
 
-def chosen(rows: list[Row]) -> str:
-    """The candidate with the best held-out likelihood, summed over the tasks, of those that were tried on both."""
-    scores = {}
-    for candidate in CANDIDATES:
-        found = {r["task"]: r["held_out"] for r in rows if r["what"] == "choice" and r["candidate"] == candidate}
-        if found.keys() == TASKS.keys():
-            scores[candidate] = sum(found.values())
-    if not scores:
-        raise ValueError("no candidate was tried on both tasks: run --choose first")
-    return max(scores, key=lambda candidate: scores[candidate])
+def chosen(rows: list[Row], name: str) -> str:
+    """The candidate with the best held-out likelihood on a task."""
+    scores = {row["candidate"]: row["held_out"] for row in rows if (row["what"], row["task"]) == ("choice", name)}
+    if not scores.keys() & CANDIDATES.keys():
+        raise ValueError(f"no candidate was tried on {name}: run --choose first")
+    return max(scores.keys() & CANDIDATES.keys(), key=lambda candidate: float(scores[candidate]))
 
 
 def trained(
@@ -276,12 +279,11 @@ def scored(place: Path, model: ConditionalEBMRegressor, limit: float, seed: int)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """All rows of one number of simulations, with the chosen training."""
-    record = Record(arguments.out)
-    candidate = chosen(record.rows)
-    training = CANDIDATES[candidate]
+    """All rows of one number of simulations, with the chosen training; where none is chosen, it is chosen first."""
     for seed in arguments.seeds:
         for name in arguments.tasks:
+            candidate = choose(arguments, name)
+            record, training = Record(arguments.out), CANDIDATES[candidate]
             key: Row = {"task": name, "simulations": arguments.simulations, "seed": seed, "candidate": candidate}
             folder = arguments.models / f"{name}-{arguments.simulations}-{seed}-{list(CANDIDATES).index(candidate)}"
             model, told = trained(name, arguments.simulations, seed, training, arguments.minutes, folder)
@@ -327,7 +329,8 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--observations", type=int, default=10)
-    parser.add_argument("--minutes", type=float, default=6.0, help="of CPU that a training takes")
+    parser.add_argument("--minutes", type=float, default=15.0, help="of CPU that a training takes")
+    parser.add_argument("--choice-minutes", type=float, default=4.0, help="of CPU that a training of the choice takes")
     parser.add_argument("--choose", action="store_true", help="try the candidates, measure nothing else")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", type=Path, default=Path("runs/posteriors"))
@@ -338,7 +341,8 @@ def main() -> None:
     if arguments.plot:
         plot(Record(arguments.out).rows, PICTURE)
     elif arguments.choose:
-        choose(arguments)
+        for name in arguments.tasks:
+            choose(arguments, name)
     elif arguments.data is None:
         raise ValueError("--data must name the folder of the benchmark")
     else:

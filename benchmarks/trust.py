@@ -1,15 +1,15 @@
 """How far calibrated abstention, the guard and constraints can be trusted on the particle task.
 
-    python -m benchmarks.trust --out docs/trust.json [--policies FOLDER]
+    python -m benchmarks.trust --out docs/trust.json [--policies FOLDER] [--failures]
 
 Measures false alarms on held-out episodes over ten splits, how well shifted observations are told apart, how well the
-guard tells planted faults, and what closeness to the plan does where one action of eight is played. `--policies` keeps
-the trained policies for the next time.
+guard tells planted faults, how failures are announced, and what closeness to the plan does where one action of eight is
+played. `--policies` keeps the trained policies for the next time; `--failures` measures failures alone.
 """
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -20,8 +20,9 @@ import torch
 
 import cebm
 from cebm import Guard, NearPlan, ParticleTask
-from cebm.evaluation import TEST_SEED, actor_of, wilson_interval
-from cebm.trust.calibration import calibration, considered, signals
+from cebm.evaluation import TEST_SEED, VALIDATION_SEED, actor_of, wilson_interval
+from cebm.trust import FailureAlarm
+from cebm.trust.calibration import calibration, considered, signals, threshold
 
 TASK = ParticleTask(dim=2)
 ALPHA, SPLITS = 0.05, 10
@@ -172,6 +173,72 @@ def plans(policy: cebm.EnergyPolicy, task: ParticleTask, episodes: int) -> dict[
     return found
 
 
+def announced(
+    score: np.ndarray, success: np.ndarray, alpha: float, limit: float | None, by: Sequence[int]
+) -> dict[str, float]:
+    """Means over ten halves: shares of failures and of successes that are announced to fail, balanced accuracies, also
+    of what is announced before the steps `by`, and the median step at which failures are announced. `limit`: a
+    threshold that is given."""
+    found: list[list[float]] = []
+    for seed in range(SPLITS):
+        order = np.random.default_rng([8, seed]).permutation(len(score))
+        first, other = order[: len(order) // 2], order[len(order) // 2 :]
+        level = threshold(score[first[success[first]]].max(1), alpha) if limit is None else limit
+        alarms: np.ndarray = np.greater(score[other], level)
+        told, failed = np.asarray(alarms.any(1)), ~success[other]
+        hit, wrong = told[failed].mean(), told[~failed].mean()
+        step = np.median(alarms.argmax(1)[told & failed]) if (told & failed).any() else np.nan
+        early = [np.asarray(alarms[:, :end].any(1)) for end in by]
+        balanced = [(each[failed].mean() + 1 - each[~failed].mean()) / 2 for each in early]
+        found.append([hit, wrong, (hit + 1 - wrong) / 2, step, *balanced])
+    names = ["failures announced", "successes announced", "balanced accuracy", "median step"]
+    names += [f"balanced accuracy by step {end}" for end in by]
+    return dict(zip(names, np.nanmean(found, 0).round(4).tolist(), strict=True))
+
+
+class Watched:
+    """Plays as a policy does, and keeps observations and both signals of every step."""
+
+    def __init__(self, policy: cebm.EnergyPolicy, seed: int) -> None:
+        self.policy, self.generator = policy, torch.Generator().manual_seed(seed)
+        self.seen, self.notes = list[np.ndarray](), list[np.ndarray]()
+
+    def reset(self) -> None:
+        """A new batch of episodes begins."""
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        actions, distance, energy, _ = considered(self.policy, obs, 5, generator=self.generator)
+        self.seen.append(obs.copy())
+        self.notes.append(torch.stack([distance, energy], 1).double().numpy())
+        return actions.numpy()
+
+
+def failures(policy: cebm.EnergyPolicy, shown: cebm.Demonstrations, episodes: int = 400) -> dict[str, Any]:
+    """How well failures of a calibrated policy are announced, by the expected end and by the reasons to ask."""
+    thresholds, watched = policy.calibration, Watched(policy, VALIDATION_SEED)
+    if thresholds is None:
+        raise ValueError("calibrate the policy first")
+    rows = TASK.roll_out(watched, episodes, VALIDATION_SEED).rows
+    success = np.array([bool(row["success"]) for row in rows])
+    seen, notes = np.stack(watched.seen, 1), torch.from_numpy(np.stack(watched.notes, 1))
+    good = seen[success]
+    ends = np.arange(1, len(good) + 1) * TASK.steps
+    some = np.zeros((len(good) * TASK.steps, TASK.act_dim), np.float32)
+    alarm = FailureAlarm.fit(shown, cebm.Demonstrations.from_arrays(good.reshape(len(some), -1), some, ends))
+    steps = np.tile(np.arange(TASK.steps), episodes)
+    scores = {
+        "expected end": alarm.expected(seen.reshape(len(steps), -1), steps).numpy().reshape(episodes, -1),
+        "unfamiliar or unlikely": torch.maximum(
+            thresholds.unfamiliar(notes[..., 0]), thresholds.unlikely(notes[..., 1])
+        ).numpy(),
+    }
+    found: dict[str, Any] = {"episodes": episodes, "success": float(success.mean()), "steps": TASK.steps}
+    for name, score in scores.items():
+        for alpha in (0.1, 0.2):
+            found[f"{name}, alpha {alpha}"] = announced(score, success, alpha, None, (25, 40))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -179,18 +246,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--chunk-steps", type=int, default=1500, help="training steps of policies with chunks")
     parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--failing-steps", type=int, default=250, help="training steps of the policy that often fails")
+    parser.add_argument("--failures", action="store_true", help="measure the announcement of failures alone")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     shown, held = TASK.demonstrations(500, 0), TASK.demonstrations(800, 1)
     arrays = (shown.obs, shown.actions, shown.episode_ends)
     common: dict[str, Any] = {"steps": chosen.steps, "limits": TASK.limits}
+    half = held.select(np.arange(400))
+
+    def failing() -> dict[str, Any]:
+        short = {**common, "steps": chosen.failing_steps}
+        often = kept(chosen.policies, "failing", lambda: cebm.fit(*arrays, **short))
+        return {"training steps": chosen.failing_steps} | failures(often.calibrate(half, ALPHA), shown)
+
+    if chosen.failures:
+        result = json.loads(chosen.out.read_text()) | {"failures": failing()}
+        chosen.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(json.dumps(result["failures"], indent=1))
+        return
     policy = kept(chosen.policies, "steady", lambda: cebm.fit(*arrays, **common))
     longer = common | {"steps": chosen.chunk_steps, "horizon": 8}
     chunks = kept(chosen.policies, "chunks", lambda: cebm.fit(*arrays, **longer))
     forked = ParticleTask(dim=2, random_order=True)
     either = kept(chosen.policies, "forked", lambda: cebm.fit(forked.demonstrations(500, 0), **longer))
     guard = Guard(kept(chosen.policies, "guard", lambda: Guard.fit(shown, ALPHA, steps=chosen.steps).density))
-    half = held.select(np.arange(400))
     calibrated = policy.calibrate(half, ALPHA)
     _, distance, energy, _ = considered(policy, held.obs, 5)
     own = episodes_worst(torch.stack([distance, energy], 1).double().numpy(), held.episode_ends)
@@ -206,6 +286,7 @@ def main() -> None:
         "guard": guarded(guard, np.asarray(rest.obs), np.asarray(rest.actions), TASK.steps),
         "one action of eight is played": plans(chunks, TASK, chosen.episodes),
         "one action of eight is played, goals in any order": plans(either, forked, chosen.episodes),
+        "failures": failing(),
         "roll-outs that may ask": {},
     }
     for name, actor in (("demonstrated goals", calibrated), ("tie 1", replace_tie(calibrated, 1.0))):

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 import cebm
-from benchmarks.trust import ALPHA, SPLITS, auroc, episodes_worst, false_alarms
+from benchmarks.trust import ALPHA, SPLITS, announced, auroc, episodes_worst, false_alarms
 from cebm import Demonstrations, Guard
 from cebm.evaluation import TEST_SEED, VALIDATION_SEED
 from cebm.storage import write_atomically
 from cebm.tasks import PushT
 from cebm.trust import Calibration, FailureAlarm
-from cebm.trust.calibration import calibration, considered, recent, signals, threshold
+from cebm.trust.calibration import calibration, considered, recent, signals
 from cebm.trust.guard import DENSITY
 
 TASK = PushT()
@@ -296,32 +296,11 @@ def warned(rollouts: Rollouts, training: Demonstrations, asks: Calibration) -> d
     result: dict[str, Any] = {"episodes": len(running), "success": float(rollouts.success.mean())}
     for alpha in (0.1, 0.2, 0.3):
         for name, score in scores.items():
-            result[f"{name}, alpha {alpha}"] = announced(score, rollouts.success, alpha, None)
+            result[f"{name}, alpha {alpha}"] = announced(score, rollouts.success, alpha, None, BY)
     result["unfamiliar or unlikely, thresholds from demonstrations"] = announced(
-        scores["unfamiliar or unlikely"], rollouts.success, ALPHA, asks.threshold
+        scores["unfamiliar or unlikely"], rollouts.success, ALPHA, asks.threshold, BY
     )
     return result
-
-
-def announced(score: np.ndarray, success: np.ndarray, alpha: float, limit: float | None) -> dict[str, float]:
-    """Means over ten halves: shares of failures and of successes that are announced to fail, balanced accuracies, also
-    of what is announced before some steps, and the median step at which failures are announced. `limit`: a threshold
-    that is given."""
-    found: list[list[float]] = []
-    for seed in range(SPLITS):
-        order = np.random.default_rng([8, seed]).permutation(len(score))
-        first, other = order[: len(order) // 2], order[len(order) // 2 :]
-        level = threshold(score[first[success[first]]].max(1), alpha) if limit is None else limit
-        alarms: np.ndarray = np.greater(score[other], level)
-        told, failed = np.asarray(alarms.any(1)), ~success[other]
-        hit, wrong = told[failed].mean(), told[~failed].mean()
-        step = np.median(alarms.argmax(1)[told & failed]) if (told & failed).any() else np.nan
-        early = [np.asarray(alarms[:, :end].any(1)) for end in BY]
-        by = [(each[failed].mean() + 1 - each[~failed].mean()) / 2 for each in early]
-        found.append([hit, wrong, (hit + 1 - wrong) / 2, step, *by])
-    names = ["failures announced", "successes announced", "balanced accuracy", "median step"]
-    names += [f"balanced accuracy by step {end}" for end in BY]
-    return dict(zip(names, np.nanmean(found, 0).round(4).tolist(), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------- behind the guard

@@ -27,18 +27,18 @@ def test_the_simulators_have_the_moments_of_their_definitions() -> None:
     assert abs(np.arctanh(np.corrcoef(first, second)[0, 1]) - 0.7) < 4.5 / np.sqrt(4 * n)
 
 
-def test_the_choice_is_by_held_out_likelihood_on_both_tasks() -> None:
-    one, two, three = list(posteriors.CANDIDATES)[:3]
-    values = {one: (3.0, 1.0), two: (2.5, 2.0), three: (9.0,)}
+def test_the_choice_is_by_the_held_out_likelihood_of_the_task() -> None:
+    one, two = list(posteriors.CANDIDATES)[:2]
+    values = {one: (3.0, 1.0), two: (2.5, 2.0), "no candidate any more": (9.0, 9.0)}
     rows = [
         {"what": "choice", "task": task, "candidate": name, "held_out": value, "steps": 5}
         for name, each in values.items()
-        for task, value in zip(TASKS, each, strict=False)
+        for task, value in zip(TASKS, each, strict=True)
     ]
-    assert chosen(rows) == two
+    assert [chosen(rows, task) for task in TASKS] == [one, two]
     assert choices(rows)[1][0] == (one, "3.000", "1.000", "5 and 5")
-    with pytest.raises(ValueError, match="run --choose first"):
-        chosen(rows[-1:])
+    with pytest.raises(ValueError, match="tried on slcp: run --choose first"):
+        chosen(rows[:1], "slcp")
 
 
 def test_c2st_tells_what_is_shifted_and_not_what_is_equal() -> None:
@@ -69,10 +69,10 @@ def test_a_whole_run_of_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         seeds=[0],
         observations=1,
         minutes=0.05,
+        choice_minutes=0.05,
         models=tmp_path / "models",
         out=tmp_path / "rows.jsonl",
     )
-    posteriors.choose(arguments)
     posteriors.measure(arguments)
     rows = [json.loads(line) for line in arguments.out.read_text().splitlines()]
     assert [row["what"] for row in rows] == ["choice", "training", "c2st", "calibration"]

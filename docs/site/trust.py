@@ -40,6 +40,7 @@ def tables() -> dict[str, str]:
             ("chunks", "AUROC of a step", "AUROC of an episode", "episodes stopped", "four together stop"),
             [*_faults(found), *(_row(words, found, f"{name}, every eighth step") for name, words in POLICIES.items())],
         ),
+        "push-t behind": _all_behind(found.get("roll-outs behind the guard", {})),
         "push-t failures": table(
             ("announced by", "alpha", "of failures", "of successes", "balanced accuracy", "median step", "by step 200"),
             _failures(found["failures"]),
@@ -60,6 +61,25 @@ def _row(words: str, found: dict[str, Any], name: str) -> tuple[str, ...]:
     row, four = found["guard"][name], found["four chunks together"].get(name)
     alone = [f"{row[f'auroc of {what}']:.3f}" for what in ("a step", "an episode")]
     return (words, *alone, _percent(row["episodes stopped"], 0), "" if four is None else _percent(four, 0))
+
+
+def _all_behind(found: dict[str, Any]) -> str:
+    if not found:
+        return "*Not measured yet.*"
+    head = ("policy", "behind the guard", "reward", "gain", "success", "episodes with a question", "median step")
+    return table(head, [_behind(name, row) for name, row in found.items()])
+
+
+def _behind(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the roll-outs behind the guard; gains are of reward, against the same policy alone."""
+    ways = ("alone", "asks", "asks, four chunks together too", "repairs")
+    way = next(way for way in sorted(ways, key=len, reverse=True) if name.endswith(f", {way}"))
+    start = f"{row['reward']:.3f}"
+    if way == "alone":
+        return (name.removesuffix(f", {way}"), way, start, "", _percent(row["success"], 0), "", "")
+    gain = f"{round(row['gain'], 3) + 0.0:+.3f} ± {row['gain error']:.3f}".replace("-", "−")
+    asked, first = _percent(row["episodes with a question"], 0), row["median step of the first"]
+    return (name.removesuffix(f", {way}"), way, start, gain, _percent(row["success"], 0), asked, f"{first or 0:.0f}")
 
 
 def _failures(found: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -33,6 +33,8 @@ from cebm.densities import UntrustedDensityWarning as UntrustedDensityWarning
 from cebm.diagnostics import Diagnosis as Diagnosis
 from cebm.diagnostics import diagnose as diagnose
 from cebm.energies import MLP as MLP
+from cebm.energies import CorrelatedMixture as CorrelatedMixture
+from cebm.energies import CorrelatedMixtureEnergy as CorrelatedMixtureEnergy
 from cebm.energies import EnergyModel as EnergyModel
 from cebm.energies import EnergySettings as EnergySettings
 from cebm.energies import MarginalEnergy as MarginalEnergy

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from cebm.demonstrations import Demonstrations
 from cebm.densities import Estimator, Weighted, descended, resampled
-from cebm.energies import MLP, MixtureDensity, Tilted
+from cebm.energies import MLP, CorrelatedMixture, MixtureDensity, Tilted
 from cebm.energies.base import Context
 from cebm.negatives import Proposed
 from cebm.objectives import InfoNCE
@@ -35,6 +35,8 @@ _SCOUTS, _TUNED, _MOVES = 16, 12, 6
 """
 _CHECKS = 12
 """Looks at the held-out rows in the course of a training."""
+_MIXTURES = {"diagonal": MixtureDensity, "full": CorrelatedMixture}
+"""What `covariance` chooses from."""
 _SMOOTHINGS = (0.0, 0.02, 0.05)
 """Smoothings that `smoothing="auto"` tries, normalised units."""
 
@@ -51,6 +53,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
     `score_samples` is log p(y|x), `score` the skill in CRPS.
 
     q has `components` Gaussians, f `hidden_layers` layers of `width` units: more of both where p(y|x) is thin or bent.
+    `covariance` 'full' gives the Gaussians whole covariance matrices, for outputs that depend on each other.
 
     `smoothing` is the deviation of the noise that the targets get in training, as a share of half of their range:
     0 (none, the default), or 'auto' for the one of 0, 0.02 and 0.05 with the best held-out likelihood (`smoothing_`
@@ -74,6 +77,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         random_state: Any = None,
         components: int = 8,
         hidden_layers: int = 2,
+        covariance: str = "diagonal",
     ) -> None:
         self.width = width
         self.steps = steps
@@ -87,6 +91,7 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
         self.components = components
         self.hidden_layers = hidden_layers
+        self.covariance = covariance
 
     # ------------------------------------------------------------------------------------------ training
 
@@ -126,11 +131,11 @@ class ConditionalEBMRegressor(RegressorMixin, BaseEstimator):
     ) -> tuple[EnergyPolicy, int, float]:
         """The policy with the best held-out likelihood, its step, and that likelihood; without held-out rows, the last
         one and infinity."""
+        if self.covariance not in _MIXTURES:
+            raise ValueError(f"covariance must be one of {', '.join(map(repr, _MIXTURES))}, got {self.covariance!r}")
+        mixture = _MIXTURES[self.covariance](self.width, components=self.components)
         trial = Trial(
-            energy=Tilted(
-                MLP(self.width, self.hidden_layers, init="torch"),
-                MixtureDensity(self.width, components=self.components),
-            ),
+            energy=Tilted(MLP(self.width, self.hidden_layers, init="torch"), mixture),
             objective=InfoNCE(Proposed(), self.negatives),
             optimiser=Adam(self.learning_rate, Cosine(), batch_size=self.batch_size, average=0.99),
             inputs=Inputs("standardise", smoothing=smoothing, constants="learn"),
