@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--chunk-steps", type=int, default=1500, help="training steps of policies with chunks")
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--failing-steps", type=int, default=250, help="training steps of the policy that often fails")
+    parser.add_argument("--failing-steps", type=int, default=500, help="training steps of the policy that often fails")
     parser.add_argument("--failures", action="store_true", help="measure the announcement of failures alone")
     chosen = parser.parse_args()
     torch.set_num_threads(1)

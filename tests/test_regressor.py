@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cebm import regressor
-from cebm.energies import EnergyModel
+from cebm.energies import CorrelatedMixtureEnergy, EnergyModel
 from cebm.regressor import ConditionalEBMRegressor, log_likelihood
 
 SMALL = {"width": 32, "steps": 60, "negatives": 16, "batch_size": 32, "candidates": 32}
@@ -222,6 +222,12 @@ def test_settings_reach_the_training(rng: np.random.Generator) -> None:
     model = ConditionalEBMRegressor(width=8, steps=2, negatives=3, batch_size=10, candidates=7).fit(x, x[:, 0])
     assert model.policy_.energy.tilt.width == 8 and model.policy_.energy.base.components == 8
     assert model.best_step_ == 2 and model.smoothing_ == 0
+    whole = ConditionalEBMRegressor(width=8, steps=2, batch_size=10, components=3, covariance="full")
+    base = whole.fit(x, np.repeat(x, 2, 1)).policy_.energy.base
+    assert isinstance(base, CorrelatedMixtureEnergy) and base.components == 3
+    assert whole.sample(x[:2], 5).shape == (2, 5, 2)
+    with pytest.raises(ValueError, match="covariance must be one of 'diagonal', 'full', got 'whole'"):
+        ConditionalEBMRegressor(covariance="whole").fit(x, x[:, 0])
 
 
 def test_before_fitting_there_is_nothing() -> None:

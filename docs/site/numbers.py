@@ -189,6 +189,8 @@ def values() -> dict[str, str]:
         **{f"alarms of a {who}": _alarms(trusted[f"false alarms, {who}"]) for who in ("policy", "guard")},
         "asked episodes": _share(trusted["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
         **studies.banana(),
+        "failing steps": str(trusted["failures"]["training steps"]),
+        "failing share": _share(1 - trusted["failures"]["success"]),
         "guard ms": f"{trusted['guard']['milliseconds']['median']:.2f} ms",
         "eager ratio": f"{eager['ratio']:.2f}",
         **_ibc(),

@@ -1,4 +1,4 @@
-"""The tables of docs/trust.md about Push-T, from docs/trust-pusht.json."""
+"""The tables of docs/trust.md about Push-T and about failures, from docs/trust-pusht.json and docs/trust.json."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.document import table
 
 RECORD = Path(__file__).parents[2] / "docs/trust-pusht.json"
+PARTICLE = RECORD.with_name("trust.json")
 POLICIES = {"ibc": "of `ibc` after 1,000 steps", "mse": "of `mse` after 1,000 steps", "steady": "of `steady`"}
 ALARMS = {
     "expected end": ("expected end (`FailureAlarm`)", (0.1, 0.2, 0.3)),
@@ -15,6 +16,8 @@ ALARMS = {
     "unfamiliar or unlikely": ("unfamiliar or unlikely, calibrated on successes", (0.2,)),
 }
 """What announces a failure, in words, and the shares of false alarms that are shown."""
+
+WORDS = {name: words for name, (words, _) in ALARMS.items()}
 
 
 def tables() -> dict[str, str]:
@@ -41,6 +44,15 @@ def tables() -> dict[str, str]:
             [*_faults(found), *(_row(words, found, f"{name}, every eighth step") for name, words in POLICIES.items())],
         ),
         "push-t behind": _all_behind(found.get("roll-outs behind the guard", {})),
+        "particle failures": table(
+            ("announced by", "alpha", "of failures", "of successes", "balanced accuracy", "median step", "by step 40"),
+            [
+                (WORDS[name], alpha, *_announced(row, 40))
+                for key, row in json.loads(PARTICLE.read_text())["failures"].items()
+                if isinstance(row, dict)
+                for name, alpha in [key.split(", alpha ")]
+            ],
+        ),
         "push-t failures": table(
             ("announced by", "alpha", "of failures", "of successes", "balanced accuracy", "median step", "by step 200"),
             _failures(found["failures"]),
@@ -91,14 +103,14 @@ def _failures(found: dict[str, Any]) -> list[tuple[str, ...]]:
             "unfamiliar or unlikely, thresholds from demonstrations",
         )
     )
-    return [
-        (
-            words,
-            alpha,
-            *(_percent(found[name][f"{what} announced"], 0) for what in ("failures", "successes")),
-            f"{found[name]['balanced accuracy']:.3f}",
-            f"{found[name]['median step']:.0f}",
-            f"{found[name]['balanced accuracy by step 200']:.3f}",
-        )
-        for words, alpha, name in shown
-    ]
+    return [(words, alpha, *_announced(found[name], 200)) for words, alpha, name in shown]
+
+
+def _announced(row: dict[str, Any], by: int) -> tuple[str, ...]:
+    """Shares of failures and of successes that are announced, balanced accuracy, step, and the accuracy by a step."""
+    return (
+        *(_percent(row[f"{what} announced"], 0) for what in ("failures", "successes")),
+        f"{row['balanced accuracy']:.3f}",
+        f"{row['median step']:.0f}",
+        f"{row[f'balanced accuracy by step {by}']:.3f}",
+    )

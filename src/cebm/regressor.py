@@ -35,7 +35,7 @@ _SCOUTS, _TUNED, _MOVES = 16, 12, 6
 """
 _CHECKS = 12
 """Looks at the held-out rows in the course of a training."""
-_MIXTURES = {"diagonal": MixtureDensity, "full": CorrelatedMixture}
+_MIXTURES: dict[str, type[MixtureDensity | CorrelatedMixture]] = {"diagonal": MixtureDensity, "full": CorrelatedMixture}
 """What `covariance` chooses from."""
 _SMOOTHINGS = (0.0, 0.02, 0.05)
 """Smoothings that `smoothing="auto"` tries, normalised units."""
