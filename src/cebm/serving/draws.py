@@ -55,16 +55,20 @@ class _Clients(Noise):
     split: "_Split"
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return self.split.each(torch.randn, (), shape, {"dtype": like.dtype, "device": like.device})
+        drawn = torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+        for part, generator in self.split.parts(drawn):
+            part.normal_(generator=generator)  # as torch.randn does
+        return drawn
 
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return self.split.each(torch.rand, (), shape, {"dtype": like.dtype, "device": like.device})
+        drawn = torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+        for part, generator in self.split.parts(drawn):
+            part.uniform_(generator=generator)  # as torch.rand does
+        return drawn
 
     def index(self, weights: Tensor, n: int) -> Tensor:
         """As `draw_index` draws for each client alone."""
-        parts = weights.split(self.split.counts(tuple(weights.shape)))
-        pairs = zip(self.split.generators, parts, strict=True)
-        return torch.cat([draw_index(generator, part, n) for generator, part in pairs])
+        return torch.cat([draw_index(generator, part, n) for part, generator in self.split.parts(weights)])
 
 
 class _Split(TorchFunctionMode):
@@ -91,12 +95,13 @@ class _Split(TorchFunctionMode):
 
     def _of_tensor(self, function: Callable, values: Tensor, others: tuple, kwargs: dict[str, Any]) -> Tensor:
         """A draw that depends on a tensor of the batch (`torch.multinomial`), or fills it (`tensor.normal_`)."""
-        parts = values.split(self.counts(tuple(values.shape)))
-        drawn = [
-            function(part, *others, generator=generator, **kwargs)
-            for part, generator in zip(parts, self.generators, strict=True)
-        ]
-        return values if drawn[0] is parts[0] else torch.cat(drawn)
+        pairs = list(self.parts(values))
+        drawn = [function(part, *others, generator=generator, **kwargs) for part, generator in pairs]
+        return values if drawn[0] is pairs[0][0] else torch.cat(drawn)
+
+    def parts(self, values: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
+        """Each client's rows of a tensor, with its generator."""
+        return zip(values.split(self.counts(tuple(values.shape))), self.generators, strict=True)
 
     def counts(self, size: Sequence[int]) -> list[int]:
         """How much of the first axis belongs to each client."""

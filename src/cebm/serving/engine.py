@@ -62,6 +62,12 @@ class Work:
     """Nobody waits for it any more."""
     candidates: int | None = None
     """What the request asks for, or what fits its time."""
+    like: tuple = ()
+    """The same for all requests that may share a call."""
+
+    def __post_init__(self) -> None:
+        self.candidates = self.asked
+        self.like = (self.call, self.asked, self.steps, self.budget_ms, *sorted(self.known))
 
     @property
     def left_ms(self) -> float:
@@ -372,11 +378,11 @@ def _first_group(batch: Sequence[Work], served: Served) -> list[Work]:
     whole = served.effort.expected(sum(len(work.inputs) for work in batch))
     found: dict[tuple, list[Work]] = {}
     for work in batch:
-        work.candidates = work.asked
-        hurried = work.left_ms * 0.8 < whole or work.budget_ms is not None
-        key = (not hurried, work.call, work.asked, work.steps, work.budget_ms)
+        hurried = work.budget_ms is not None or (work.deadline_ms is not None and work.left_ms * 0.8 < whole)
         alone = served.alone or work.seed is None
-        found.setdefault((*key, *sorted(work.known), id(work) if alone else 0), []).append(work)
+        found.setdefault((hurried, work.like, id(work) if alone else 0), []).append(work)
+    if len(found) == 1:
+        return list(batch)
     return min(found.values(), key=lambda group: min(work.left_ms for work in group))
 
 
@@ -385,19 +391,22 @@ def _in_time(group: list[Work], effort: Effort) -> tuple[list[Work], list[Work]]
     steps = group[0].steps
     waiting: list[Work] = []
     late: list[Work] = []
+    least = group[0].budget_ms or inf
     for work in group:
-        left = work.left_ms
-        if not work.gone:
-            in_time = left == inf or effort.fitting(left, len(work.inputs), steps) != 0
-            (waiting if in_time else late).append(work)
-    if not waiting or effort.candidates is None:
+        if work.gone:
+            continue
+        if work.deadline_ms is not None:
+            left = work.left_ms
+            if effort.fitting(left, len(work.inputs), steps) == 0:
+                late.append(work)
+                continue
+            least = min(least, left)
+        waiting.append(work)
+    if effort.candidates is None or least == inf or not waiting:
         return waiting, late
-    budget = waiting[0].budget_ms
-    time = min([budget or inf, *(work.left_ms for work in waiting)])
-    rows = sum(len(work.inputs) for work in waiting)
-    most = effort.fitting(time, rows, steps) if time < inf else None
-    for work in waiting:
-        if most is not None:
-            wanted = most if budget is not None else work.asked or effort.candidates
+    most = effort.fitting(least, sum(len(work.inputs) for work in waiting), steps)
+    if most is not None:
+        for work in waiting:
+            wanted = most if work.budget_ms is not None else work.asked or effort.candidates
             work.candidates = max(1, min(most, wanted))
     return waiting, late

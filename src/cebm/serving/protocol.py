@@ -173,16 +173,12 @@ def decode(frame: bytes) -> Any:
 
 def _packed(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.str not in DTYPES:
+        dtype = value.dtype.str
+        if dtype not in DTYPES:
             raise TypeError(f"an array of dtype {value.dtype} does not go over the wire")
         if isinstance(value, np.ndarray):
-            return {
-                b"__ndarray__": True,
-                b"data": value.tobytes(),
-                b"dtype": value.dtype.str,
-                b"shape": list(value.shape),
-            }
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+            return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": dtype, b"shape": value.shape}
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": dtype}
     raise TypeError(f"a {type(value).__name__} does not go over the wire")
 
 
