@@ -19,8 +19,12 @@ import numpy as np
 import torch
 
 import cebm
+from benchmarks.disturbance import Others
 from benchmarks.load import ACT, OBS
 from cebm import TRIALS, Box, EnergyPolicy, Specification
+
+DISTURBED = 0.1
+"""Cores of other processes that disturb a round."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Round:
     """Its 99th percentile."""
     shares: float
     """Largest number of answers of a client over the smallest."""
+    others: float = 0.0
+    """Cores that other processes took meanwhile."""
 
     @property
     def ratio(self) -> float:
@@ -66,15 +72,17 @@ def in_process(policy: EnergyPolicy, batch: int, seconds: float) -> float:
 
 
 def measure(policy: EnergyPolicy, clients: int, seconds: float, rounds: int, seeded: bool = True) -> list[Round]:
-    """In-process and served rates in turns, so that a busy moment of the machine meets both."""
-    found = []
+    """In-process and served rates in turns, so that a busy moment of the machine meets both. Rounds that others disturb
+    are measured again, three times as many at most; those that were disturbed least count."""
+    found: list[Round] = []
     with cebm.serve(policy, limits=cebm.Limits(connections=clients + 8)) as server:
-        for _ in range(rounds):
+        while sum(not each.others > DISTURBED for each in found) < rounds and len(found) < 3 * rounds:
+            others = Others()
             before = in_process(policy, clients, seconds / 2)
             seen = load_from_process(server.url, clients, seconds, seeded)
             after = in_process(policy, clients, seconds / 2)
-            found.append(Round(2 / (1 / before + 1 / after), **seen))
-    return found
+            found.append(Round(2 / (1 / before + 1 / after), **seen, others=others.cores()))
+    return sorted(found, key=lambda each: each.others)[:rounds]
 
 
 def load_from_process(url: str, clients: int, seconds: float, seeded: bool) -> dict[str, Any]:
@@ -119,7 +127,7 @@ def _line(name: str, clients: int, rounds: list[Round]) -> str:
     return (
         f"{name:10} {clients:4} clients  in process {row['in_process']:7.0f}/s  served {row['served']:7.0f}/s  "
         f"ratio {row['ratio']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})  p50 {row['p50_ms']:.1f} ms  "
-        f"p99 {row['p99_ms']:.1f} ms  shares {row['shares']:.2f}"
+        f"p99 {row['p99_ms']:.1f} ms  shares {row['shares']:.2f}  others {row['others']:.2f} cores"
     )
 
 
