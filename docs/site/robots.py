@@ -23,7 +23,21 @@ def values() -> dict[str, str]:
     """Single numbers that the pages quote."""
     bare = next(row for row in _lines("deploy.jsonl") if row["way"] == "bare" and row["threads"] == 1)
     limits = 1 / bare["ratio_q75"], 1 / bare["ratio_q25"]
-    return {"act over bare": f"{1 / bare['ratio']:.2f} ({limits[0]:.2f} to {limits[1]:.2f})"}
+    served = next(row for row in _lines("serving.jsonl") if (row["policy"], row["clients"]) == ("steady", 64))
+    siege = _siege()
+    return {
+        "act over bare": f"{1 / bare['ratio']:.2f} ({limits[0]:.2f} to {limits[1]:.2f})",
+        "served ratio": f"{served['ratio']:.2f}",
+        "served ratio alone": f"{max(served['rounds'], key=lambda each: -each['others'])['ratio']:.2f}",
+        "served ratio disturbed": f"{max(served['rounds'], key=lambda each: each['others'])['ratio']:.2f}",
+        "served others": f"{max(each['others'] for each in served['rounds']):.1f}",
+        "soak p99": f"{siege['p99_attacked_ms'] / siege['p99_alone_ms']:.1f}",
+        "soak crowded": f"{siege['p99_crowded_ms']:.0f} ms",
+    }
+
+
+def _siege() -> dict[str, Any]:
+    return json.loads((DOCS / "soak.json").read_text())
 
 
 WAYS = {
@@ -82,15 +96,21 @@ def served() -> str:
                 f"{row['p50_ms']:.1f} ms",
                 f"{row['p99_ms']:.1f} ms ({row['p99_ms'] / row['p50_ms']:.1f} ×)",
                 f"{row['shares']:.2f}",
+                f"{row['others']:.1f}",
             )
         )
     head = ("policy", "clients", "in process", "served", "ratio (smallest to largest)", "p50", "p99", "largest share")
+    head = (*head, "cores that others took")
     return table(head, rows)
+
+
+MOODY = {"policy-failed": "3", "policy-hung": "3", "right": "18", "wrong": "0"}
+"""Answers that there should be, by kind, beside a policy that raises and hangs."""
 
 
 def soak() -> str:
     """What a siege found."""
-    row = json.loads((DOCS / "soak.json").read_text())
+    row = _siege()
     before, after = row["megabytes"]
     alone, attacked = row["p99_alone_ms"], row["p99_attacked_ms"]
     rows = [
@@ -104,6 +124,10 @@ def soak() -> str:
         ("p99 of good clients, alone", f"{alone:.0f} ms", ""),
         ("p99 of good clients, attacked", f"{attacked:.0f} ms ({attacked / alone:.1f} ×)", "at most 3 ×"),
         ("history after SIGKILL", _yes(row["goes_on_after_sigkill"]), "yes"),
+        *(
+            (f"policy that raises or hangs: `{kind}`", count, MOODY[kind])
+            for kind, count in sorted(row["moody"].items())
+        ),
     ]
     return table(("", "measured", "aim"), rows)
 
