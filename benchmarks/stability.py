@@ -54,11 +54,17 @@ LONGER = (*HOW, "three-steps")
 CORRECTION = ("corrected", "corrected-box", "corrected-draw", "uncorrected")
 CHAINS = ("raw", "averaged", "averaged-softmax", "averaged-16", "averaged-40-steps", "averaged-normalised")
 _IBC_AVERAGED = vary(IBC, average=0.995)
+_WIDE = vary(STEADY, **{"energy.base.spread": 0.5})
 CASES = {
     "steady-2d-2000": Case(STEADY, procedures=LONGER, every=500),
     "steady-2d-300": Case(STEADY, episodes=300, procedures=LONGER, every=500),
     "steady-16d": Case(STEADY, ParticleTask(dim=16), steps=5000, procedures=LONGER),
     "steady-32d": Case(STEADY, ParticleTask(dim=32), steps=5000, procedures=LONGER),
+    # Components that begin wide: none takes all data for itself before the others have learned.
+    **{
+        f"steady-{dim}d-wide": Case(_WIDE, ParticleTask(dim=dim), steps=5000, procedures=LONGER) for dim in (16, 32, 64)
+    },
+    "steady-2d-2000-wide": Case(_WIDE, procedures=LONGER),
     "steady-random-order": Case(STEADY, RANDOM_ORDER, steps=5000, procedures=LONGER),
     "steady-random-order-history": Case(vary(STEADY, history=8), RANDOM_ORDER, steps=5000, procedures=LONGER),
     "ibc-2d-300": Case(_IBC_AVERAGED, episodes=300, procedures=CHAINS, every=1000, at=(1000, 3000), eval_episodes=100),

@@ -1,6 +1,8 @@
 """The two cheap baselines: what they compute, what trains them, and that they are saved and act like all others."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from cebm import energies
 from cebm.demonstrations import Demonstrations
-from cebm.energies import Nearest, NearestEnergy, TwoStepEnergy
+from cebm.energies import MixtureDensity, Nearest, NearestEnergy, TwoStepEnergy
 from cebm.learning import fit
 from cebm.loading import load
 from cebm.objectives import TwoSquares
@@ -138,3 +140,24 @@ def test_settings_are_sized_by_the_training_pairs_alone() -> None:
     data = Demonstrations.from_arrays(obs, actions, ends)
     trainer = Trainer(vary(TRIALS["nearest"], horizon=10, padding="drop"), data, data.select([0]), steps=1)
     assert trainer.trial.energy == Nearest(11 + 16 + 6) and TRIALS["nearest"].energy == Nearest()
+
+
+def test_components_begin_as_wide_as_they_are_told(generator: torch.Generator) -> None:
+    """`spread` is their deviation before training; without it they begin at e^−2.5, and weights are drawn alike."""
+    obs, seed = torch.randn(50, 3, generator=generator), int(torch.randint(2**31, (), generator=generator))
+
+    def made(**settings: Any) -> Any:
+        energy = MixtureDensity(16, **settings).build(Specification.flat(3, 4), torch.Generator().manual_seed(seed))
+        return energy.encode(obs)
+
+    plain, wide = made(), made(spread=0.5)
+    for found, wanted in ((plain, math.exp(-2.5)), (wide, 0.5), (made(spread=2.0), 2.0)):
+        assert float(found.log_stds.median().exp()) == pytest.approx(wanted, rel=0.2)
+    torch.testing.assert_close(plain.means, wide.means)
+    torch.testing.assert_close(plain.log_weights, wide.log_weights)
+
+
+@pytest.mark.parametrize("spread", [0.0, -1.0, 1e-4, 8.0, math.nan, math.inf])
+def test_a_spread_that_no_component_can_have_is_refused(spread: float) -> None:
+    with pytest.raises(ValueError, match=r"spread must be between 9\.1e-04 and 7\.4"):
+        MixtureDensity(spread=spread)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.task_studies import push_t
 from cebm.cli import main
 from cebm.demonstrations import DemonstrationError, Demonstrations
 from cebm.evaluation import evaluate
@@ -286,11 +287,13 @@ def test_the_command_line_converts_and_films(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.timeout(1200)  # a minute where nothing else runs
 @needs_simulator
 @needs_humans
-def test_a_minute_of_training_beats_a_random_policy_by_far() -> None:
+@pytest.mark.parametrize(("trial", "steps"), [("steady", 1000), ("annealed", 2500)])
+def test_a_minute_of_training_beats_a_random_policy_by_far(trial: str, steps: int) -> None:
     """Of 30 episodes each: a random policy's mean reward is 0.08 with a standard error of 0.02. The difference must be
     more than four times its own standard error, and more than 0.2."""
     task = PushT()
-    policy = fit(task.convert(HUMAN), limits=task.limits, steps=1000, history=2, horizon=16)
+    own = push_t.recipes[trial].settings
+    policy = fit(task.convert(HUMAN), trial=trial, limits=task.limits, steps=steps, history=2, horizon=16, **own)
     random = np.random.default_rng(0)
 
     class Random(Still):

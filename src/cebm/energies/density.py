@@ -5,7 +5,7 @@ they train, save, score and act through the same code as the implicit ones; only
 import copy
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
-from math import inf, log, pi
+from math import atanh, exp, inf, log, pi
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -16,6 +16,9 @@ from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, O
 from cebm.energies.feedforward import Init, Linear, linears
 from cebm.randomness import draw_normal, draw_uniform
 from cebm.spaces import Specification
+
+_MIDDLE, _REACH = -2.5, 4.5
+"""log σ of a component: where it begins, and how far it gets from there."""
 
 
 class Trunk(nn.Module):
@@ -109,12 +112,14 @@ class MixtureDensityEnergy(EnergyModel):
         floor: float = 0.0,
         init: Init = "torch",
         generator: torch.Generator | None = None,
+        spread: float | None = None,
     ) -> None:
         super().__init__()
         if components < 1:
             raise ValueError(f"components must be at least 1, got {components}")
         if not 0 <= floor < inf:
             raise ValueError(f"floor must be at least 0 and finite, got {floor}")
+        _check_spread(spread)
         self.components, self.floor = components, floor
         self.level: Level | None = None
         self.obs_dim, self.act_dim = obs_dim, act_dim
@@ -122,6 +127,10 @@ class MixtureDensityEnergy(EnergyModel):
         self.weighing = Trunk(obs_dim, components, width, hidden_layers + 1, init, generator)
         self.placing = Trunk(obs_dim, 2 * components * act_dim, quarter, hidden_layers, init, generator)
         self.linear = Linear(obs_dim, components * act_dim, init, generator=generator)
+        if spread is not None:
+            last = [*linears(self.placing.layers)][-1].bias
+            with torch.no_grad():
+                last[components * act_dim :] += _REACH * atanh((log(spread) - _MIDDLE) / _REACH)
 
     def encode(self, obs: Obs) -> Context:
         if self.obs_dim == 0:
@@ -129,7 +138,7 @@ class MixtureDensityEnergy(EnergyModel):
         self.check_obs(obs)
         means, log_stds = self.placing.forward(obs).chunk(2, 1)
         # σ stays in [e⁻⁷, e²]: a component that collapses onto one demonstration would make the loss unbounded.
-        log_stds = 4.5 * torch.tanh(log_stds / 4.5) - 2.5
+        log_stds = _REACH * torch.tanh(log_stds / _REACH) + _MIDDLE
         if self.floor:
             log_stds = 0.5 * (2 * log_stds).exp().add(self.floor**2).log()
         log_weights = self.weighing.forward(obs).log_softmax(1)
@@ -215,6 +224,12 @@ class MixtureDensityEnergy(EnergyModel):
         self.check_actions(context.means.shape[0], actions)
 
 
+def _check_spread(spread: float | None) -> None:
+    low, high = exp(_MIDDLE - _REACH), exp(_MIDDLE + _REACH)
+    if spread is not None and not low < spread < high:
+        raise ValueError(f"spread must be between {low:.1e} and {high:.2g}, as deviations always are, got {spread}")
+
+
 def _slopes(
     parts: Float[Tensor, "batch samples k"], pull: Float[Tensor, "batch samples k act"]
 ) -> Float[Tensor, "batch samples act"]:
@@ -253,11 +268,17 @@ class MixtureDensity:
     """'normal': weights and biases from N(0, 0.05²). 'torch': torch's default."""
     floor: float | None = None
     """Smallest deviation of a component, normalised units. None: the smoothing of the inputs."""
+    spread: float | None = None
+    """Deviation of the components before training, normalised units. None: 0.08, far less than the distance of two
+    modes; in many dimensions one narrow component then takes all data, and the others learn late. 0.5 avoids that."""
 
     explicit: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_spread(self.spread)
 
     def build(self, spec: Specification, generator: torch.Generator | None = None) -> EnergyModel:
         """The energy, its weights drawn from `generator`."""
         sizes = (spec.obs_dim, spec.act_dim, self.width, self.hidden_layers, self.components)
         floor = spec.smoothing if self.floor is None else self.floor
-        return MixtureDensityEnergy(*sizes, floor, self.init, generator)
+        return MixtureDensityEnergy(*sizes, floor, self.init, generator, self.spread)
