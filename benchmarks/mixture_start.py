@@ -26,7 +26,7 @@ from cebm.storage import write_atomically
 from cebm.tasks import ParticleTask
 from cebm.trainer import Trainer
 
-RECORD, PAGE = Path("docs/stability/mixture-start.json"), Path("docs/stability.md")
+RECORD, PAGE = Path("docs/mixture-start.json"), Path("docs/stability.md")
 SPREADS = (None, 0.5)
 STEPS, RUN = 600, 5000
 """Steps that are made, of a run that is planned as long as that of the study."""
@@ -74,10 +74,10 @@ def rows(starts: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
     return table(head, lines)
 
 
-def documented(text: str, folder: Path) -> str:
+def documented(text: str, docs: Path) -> str:
     """docs/stability.md with its table of the records."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("steady-32d-[0-9].json"))]
-    return replaced(text, "mixture start", rows(json.loads((folder / RECORD.name).read_text()), runs))
+    runs = [json.loads(path.read_text()) for path in sorted((docs / "stability").glob("steady-32d-[0-9].json"))]
+    return replaced(text, "mixture start", rows(json.loads((docs / RECORD.name).read_text()), runs))
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RECORD)
     settings = parser.parse_args()
     if settings.what == "document":
-        PAGE.write_text(documented(PAGE.read_text(), RECORD.parent))
+        PAGE.write_text(documented(PAGE.read_text(), PAGE.parent))
         return
     torch.set_num_threads(1)
     found = json.loads(settings.out.read_text()) if settings.out.exists() else []

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import mixture_start
 from benchmarks.annealed import ARMS, WAYS, cell, documented, job_of
 from cebm.composition import vary
 
@@ -32,3 +33,12 @@ def test_cells() -> None:
 def test_a_long_arm_trains_five_times_as_long() -> None:
     arm, longer = (job_of("push-t", name, 100) for name in ("mirrored", "mirrored-long"))
     assert longer.steps == 5 * arm.steps and longer.trial == arm.trial
+
+
+def test_the_start_of_a_mixture_is_that_of_the_study() -> None:
+    text = (ROOT / "docs/stability.md").read_text()
+    assert mixture_start.documented(text, ROOT / "docs") == text
+    plain, wide = (mixture_start.trial_of(spread) for spread in mixture_start.SPREADS)
+    assert (plain.optimiser, plain.inputs) == (mixture_start.STEADY.optimiser, mixture_start.STEADY.inputs)
+    assert vary(plain, spread=0.5) == wide
+    assert len(mixture_start.losses(0.5, 0, dim=2, episodes=4, steps=100)) == 1
