@@ -132,6 +132,34 @@ def test_a_landscape_is_minimised_over_the_other_coordinates() -> None:
     assert np.abs(held.energies - exact).min() > 0.1
 
 
+class Counting(Slanted):
+    """Counts the actions whose energies were asked for; a gradient is two."""
+
+    asked = 0
+
+    def energies(self, context: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        Counting.asked += actions.shape[:-1].numel() * (2 if torch.is_grad_enabled() else 1)
+        return super().energies(context, actions)
+
+
+def test_a_minimised_picture_costs_a_few_energies_per_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts on few points and spreads, so 12 coordinates cost no more than a handful of energies at each of 96 × 96
+    points, and still end at the minimum: with (a, b) shown and s = a + b the others are at t = −s/11 each, where
+    E = (s + 10t)²/2 + (a² + b² + 10t²)/2."""
+    boxes = Box.from_bounds([-2.0, -2.0], [2.0, 2.0]), Box.from_bounds([-1.0] * 12, [1.0] * 12)
+    policy = EnergyPolicy(Counting(act_dim=12), *boxes, Search(Langevin("ibc", steps=2, noise=0.01), candidates=8))
+    held = np.linspace(-0.9, 0.9, 12)
+    monkeypatch.setattr(Counting, "asked", 0)
+    found = landscape(policy, [0.0, 0.0], points=96, held=held, minimised=True)
+    assert 96**2 < Counting.asked < 6 * 96**2
+    a, b = np.meshgrid(found.places, found.places)
+    t = -(a + b) / 11
+    exact = 0.5 * (a + b + 10 * t) ** 2 + 0.5 * (a**2 + b**2 + 10 * t**2)
+    excess = found.energies - exact
+    assert excess.min() > -1e-5 and excess.mean() < 0.02 and excess.max() < 0.1
+    assert (found.energies <= landscape(policy, [0.0, 0.0], points=96, held=held).energies + 1e-5).all()
+
+
 def test_principal_directions_are_those_of_the_data(generator: torch.Generator) -> None:
     """Three columns that vary along (1, 1, −1) and, less, along (1, −1, 0)."""
     energy = MLP().build(Specification.flat(2, 3), generator)

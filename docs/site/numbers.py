@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
-from docs.site import robots, speed, studies, trust
+from docs.site import robots, speed, stability, studies, trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,18 +73,6 @@ def _push_t(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _ibc() -> dict[str, str]:
-    """How much of the success of `ibc` the search and the weights decide, after training for long."""
-    runs = [_json(f"docs/stability/ibc-2d-300-{seed}.json")["checkpoints"] for seed in range(3)]
-    late = [found["raw"]["success"] for run in runs for step, found in run.items() if int(step) >= 5000]
-    ends = {way: mean(run["10000"][way]["success"] for run in runs) for way in ("averaged", "averaged-40-steps")}
-    return {
-        "ibc usual search": f"{100 * ends['averaged']:.0f} %",
-        "ibc longer search": f"{100 * ends['averaged-40-steps']:.0f} %",
-        "ibc raw weights": f"{100 * min(late):.0f} to {100 * max(late):.0f} %",
-    }
-
-
 STABILITY = ("2d-2000", "2d-300", "16d", "32d", "random-order", "random-order-history")
 
 
@@ -125,7 +113,7 @@ def tables() -> dict[str, str]:
         f"success {_spread([_annealed(way)])}" for way in ("one draw", "lowest within 0.7 d", "lowest of 32")
     )
     correct = f"success {_spread(formulation['correct'])}"
-    stability, ledger = "[stability](stability.md)", "[claim {}](../reproduction/results.md#{})"
+    long, ledger = "[stability](stability.md)", "[claim {}](../reproduction/results.md#{})"
     fourteen = ledger.format(14, "claim-14-explicit")
     nine = ledger.format(9, "claim-9-dimensions")
     skill = {name: f"skill {mean(dims['skill'][name][last]):.2f}" for name in ("ibc", "uniform", "gmm-nll")}
@@ -133,16 +121,16 @@ def tables() -> dict[str, str]:
     reached = {name: f"a goal reached {_spread(rates)}" for name, rates in order["reached"]["random"].items()}
     head = ("your data", "recipe", "measured on the particle task", "record")
     steady = [
-        ("2,000 demonstrations, 2 action columns", "`steady`", _stability("steady-2d-2000"), stability),
-        ("only 300 demonstrations", "`steady`", _stability("steady-2d-300"), stability),
-        ("16 action columns", "`steady`", _stability("steady-16d"), stability),
-        ("32 action columns", "`steady`", _stability("steady-32d"), stability),
-        ("several right answers for one observation", "`steady`", _stability("steady-random-order"), stability),
+        ("2,000 demonstrations, 2 action columns", "`steady`", _stability("steady-2d-2000"), long),
+        ("only 300 demonstrations", "`steady`", _stability("steady-2d-300"), long),
+        ("16 action columns", "`steady`", _stability("steady-16d"), long),
+        ("32 action columns", "`steady`", _stability("steady-32d"), long),
+        ("several right answers for one observation", "`steady`", _stability("steady-random-order"), long),
         (
             "the same, and the past tells which answer is right",
             "`steady --inputs.history 8`",
             _stability("steady-random-order-history"),
-            stability,
+            long,
         ),
     ]
     three = ledger.format(3, "claim-3-formulation")
@@ -179,6 +167,8 @@ def values() -> dict[str, str]:
     act = next(r for r in rows if (r["bench"], r.get("trial"), r["threads"], r.get("batch")) == single)
     trusted = _json("docs/trust.json")
     eager = next(r for r in rows if (r["bench"], r.get("baseline"), r["threads"]) == ("compare", "eager", 1))
+    step = next(r for r in rows if (r["bench"], r.get("trial"), r.get("setting")) == ("train", "ibc", "as it is"))
+    chain = next(r for r in rows if (r["bench"], r["threads"]) == ("chain", 1))
     nothing = [json.loads(line) for line in (ROOT / "docs/from_nothing.jsonl").read_text().splitlines()]
     claims = ledger()
     return {
@@ -186,6 +176,10 @@ def values() -> dict[str, str]:
         **robots.values(),
         **speed.values(),
         "act ms": f"{act['ms_p50']:.1f} ms",
+        "demo seconds": f"{_json('docs/demo.json')['seconds']:.0f} s",
+        "ibc gflop": f"{step['gflop']:.1f}",
+        "ibc chain gflop": f"{chain['chain_gflops'] * chain['chain_ms'] / 1e3:.1f}",
+        "ibc chain mb": f"{chain['peak_extra_mb']:.1f}",
         **{f"alarms of a {who}": _alarms(trusted[f"false alarms, {who}"]) for who in ("policy", "guard")},
         "asked episodes": _share(trusted["roll-outs that may ask"]["demonstrated goals"]["asked_episodes"]),
         **studies.banana(),
@@ -193,8 +187,8 @@ def values() -> dict[str, str]:
         "failing share": _share(1 - trusted["failures"]["success"]),
         "guard ms": f"{trusted['guard']['milliseconds']['median']:.2f} ms",
         "eager ratio": f"{eager['ratio']:.2f}",
-        **_ibc(),
-        "studio load": f"{_json('docs/studio.json')['load']:.0f}",
+        **stability.values(),
+        **speed.values(),
         "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
         "claims": str(sum(claims.values())),
         **{f"claims {name}": str(count) for name, count in claims.items()},

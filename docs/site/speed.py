@@ -11,18 +11,27 @@ PRODUCTS = Path(__file__).parents[2] / "docs/products.json"
 
 
 def tables() -> dict[str, str]:
-    """The table of docs/studio.md."""
+    """The tables of docs/studio.md."""
     record = json.loads(RECORD.read_text())
     head = ("what is shown", "processor time", "coarse picture", "95th percentile", "fine picture", "95th percentile")
     names = ("server_cpu_ms", "coarse_ms", "coarse_ms_p95", "fine_ms", "fine_ms_p95")
     rows = [(row["case"], *(f"{row[name]:.0f} ms" for name in names)) for row in record["latency"]]
-    return {"studio speed": table(head, rows)}
+    held = [
+        (f"{row['interactions']:,}", f"{row['server_mb']:.0f} MB", f"{row['page_mb']:.1f} MB")
+        for row in record.get("memory", [])
+    ]
+    memory = table(("interactions", "server", "heap of the page"), held) if held else "*Not measured yet.*"
+    return {"studio speed": table(head, rows), "studio memory": memory}
 
 
 def values() -> dict[str, str]:
-    """How many times faster a training step is with oneDNN's products, by recipe."""
-    rows = json.loads(PRODUCTS.read_text())["rows"]
+    """How many times faster a training step is with oneDNN's products, by recipe, and the machine of the studio."""
+    rows, studio = json.loads(PRODUCTS.read_text())["rows"], json.loads(RECORD.read_text())
     return {
-        f"products {row['recipe']}": f"{row['ratio']:.2f} ({row['smallest']:.2f} to {row['largest']:.2f})"
-        for row in rows
+        **{
+            f"products {row['recipe']}": f"{row['ratio']:.2f} ({row['smallest']:.2f} to {row['largest']:.2f})"
+            for row in rows
+        },
+        "studio cores": str(studio["cores"]),
+        "studio load": f"{studio['load']:.0f}",
     }

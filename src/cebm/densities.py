@@ -73,7 +73,7 @@ class LogProb(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimator:
-    """How log Z is estimated."""
+    """How log Z = log ∫ e^{−E(x, y)} dy is estimated: log mean e^{−E(yᵢ)}/q(yᵢ) over draws of a density q."""
 
     draws: int = 1024
     """Draws per observation."""

@@ -20,7 +20,7 @@ class RateSchedule(Protocol):
 
 @dataclass(frozen=True)
 class Decay:
-    """Multiplies the rate by `factor` every `epochs` epochs."""
+    """rate = peak · factor^⌊epoch / epochs⌋: multiplies it by `factor` every `epochs` epochs."""
 
     factor: float = 0.99
     """Factor by which the rate is multiplied."""
@@ -39,7 +39,8 @@ class Decay:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Rises over `warm_up` steps, then follows half a cosine down to 0 at the end of the run."""
+    """rate = peak · min(1, (k + 1)/warm_up) · ½(1 + cos πk/n) in step k of n: it rises over `warm_up` steps, and
+    follows half a cosine down to 0 at the end of the run."""
 
     warm_up: int = 100
     """Steps over which the rate rises."""
@@ -57,7 +58,8 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Trapezoid:
-    """Rises over `warm_up` steps, stays, and falls in a straight line to 0 over the last `fall` share of the run."""
+    """rate = peak · min(1, (k + 1)/warm_up) · min(1, (1 − k/n)/fall) in step k of n: it rises over `warm_up` steps,
+    stays, and falls in a straight line to 0 over the last `fall` share of the run."""
 
     warm_up: int = 500
     """Steps over which the rate rises."""
@@ -98,7 +100,8 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma & Ba 2015), or AdamW with a decay of the weights, with torch's other settings."""
+    """Adam (Kingma & Ba 2015): θ ← θ − r m̂/(√v̂ + ε), with m̂ and v̂ the averages of the gradient and of its square; or
+    AdamW, θ ← (1 − r · weight_decay) θ before it. β and ε are torch's."""
 
     learning_rate: float = 1e-3
     """The largest rate of the run."""

@@ -47,7 +47,7 @@ def _place(place: Place, scene: Scene, dim: int, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class KeepOutCircle:
-    """No action of the chunk lies within `radius` of `centre`: a circle, a ball, or an interval, by its columns."""
+    """‖y − centre‖ ≥ radius for every action y of the chunk: a circle, a ball, or an interval, by its columns."""
 
     centre: Place
     """The middle; a function of the raw observations where it moves."""
@@ -87,7 +87,7 @@ class KeepOutCircle:
 
 @dataclass(frozen=True)
 class KeepOutBox:
-    """No action of the chunk lies inside the box from `low` to `high`; its faces are allowed."""
+    """No action y of the chunk has low < y < high in all of the columns: the inside of a box; its faces are allowed."""
 
     low: tuple[float, ...]
     """The lower corner."""
@@ -160,7 +160,7 @@ class HalfPlane:
 
 @dataclass(frozen=True)
 class JointLimits:
-    """Every action of the chunk lies between `low` and `high`, which are allowed."""
+    """low ≤ y ≤ high for every action y of the chunk."""
 
     low: tuple[float, ...]
     """Lowest value of each column; −inf where there is none."""
@@ -197,9 +197,9 @@ class JointLimits:
 
 @dataclass(frozen=True)
 class MaxStep:
-    """No column changes by more than `step` from the last action that was played to the first of the chunk, nor from
-    one action of the chunk to the next; of angles the short way round. At the start of an episode, when nothing was
-    played yet, the first action is free."""
+    """|yₜ − yₜ₋₁| ≤ step: no column changes by more than `step` from the last action that was played to the first of
+    the chunk, nor from one action of the chunk to the next; of angles the short way round. At the start of an episode,
+    when nothing was played yet, the first action is free."""
 
     step: float | tuple[float, ...]
     """The largest change: one for all columns, or one for each."""
@@ -244,7 +244,7 @@ class MaxStep:
 @dataclass(frozen=True)
 class NearPlan:
     """The chunk stays close to what the last chunk had in mind for the same steps: with a weight, an energy
-    weight · mean squared distance per action, which keeps chunks that follow each other in one mode. Hard: no action is
+    weight · meanₜ ‖yₜ − planₜ‖², which keeps chunks that follow each other in one mode. Hard: no action is
     further than `within` from the plan. At the start of an episode there is no plan, and everything is allowed."""
 
     within: float = 0.0

@@ -179,7 +179,8 @@ class EnergySettings(Protocol):
 
 
 class ModuleEnergy(EnergyModel):
-    """Adaptor for any module that maps rows (features, action) to an energy, low is likely; gradients by autograd.
+    """E(x, y) = module(encoder(x), y) for any module that maps rows (features, action) to an energy, with gradients by
+    autograd.
 
     `encoder` turns observations (of any shape, images too) into `feature_dim` features, once per chain;
     without one, the observation itself is the feature vector.
@@ -217,7 +218,7 @@ class ModuleEnergy(EnergyModel):
 
 
 class Penalty(EnergyModel):
-    """A function of (obs [batch, obs], actions [batch, samples, act]) as an energy: an obstacle, a limit."""
+    """E(x, y) = function(x, y), of obs [batch, obs] and actions [batch, samples, act]: an obstacle, a limit."""
 
     def __init__(self, function: PenaltyFunction, obs_dim: int, act_dim: int) -> None:
         super().__init__()

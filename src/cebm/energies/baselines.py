@@ -70,7 +70,8 @@ class NearestEnergy(EnergyModel):
 
 @dataclass(frozen=True)
 class Nearest:
-    """Settings of `NearestEnergy`: the chunk of the nearest demonstration. One step of training is enough."""
+    """Settings of `NearestEnergy`: E = ½‖y − ŷ(x)‖², with ŷ the chunk of the nearest demonstration. One step of
+    training is enough."""
 
     pairs: int = 1
     """Demonstrated pairs that are stored. Training sets it: to as many as there are."""
@@ -136,7 +137,7 @@ class TwoStepEnergy(EnergyModel):
 
 @dataclass(frozen=True)
 class TwoStep:
-    """Settings of `TwoStepEnergy`: a regression and its refinement."""
+    """Settings of `TwoStepEnergy`: E = ½‖y − ŷ(x)‖², with ŷ a regression and its refinement."""
 
     width: int = 256
     """Hidden units per layer."""

@@ -238,7 +238,7 @@ def _slopes(
 
 @dataclass(frozen=True)
 class Regression:
-    """Settings of `RegressionEnergy`, the MSE baseline."""
+    """Settings of `RegressionEnergy`, the MSE baseline: E = ½‖y − f(x)‖²."""
 
     width: int = 256
     """Hidden units per layer."""
@@ -256,7 +256,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class MixtureDensity:
-    """The settings that build a `MixtureDensityEnergy`."""
+    """Settings of `MixtureDensityEnergy`: E = −log Σₖ wₖ N(y; μₖ, diag σₖ²), all of them functions of x."""
 
     width: int = 256
     """Hidden units per layer of the weights' network."""

@@ -267,7 +267,7 @@ class ResidualEnergy(FeedForwardEnergy):
 
 @dataclass(frozen=True)
 class MLP:
-    """Settings of `MLPEnergy`, the paper's network."""
+    """Settings of `MLPEnergy`, the paper's network: E = w · relu(W₂ relu(Wx x + Wy y + b₁) + b₂) + b."""
 
     width: int = 256
     """Hidden units per layer."""
@@ -291,7 +291,8 @@ class MLP:
 
 @dataclass(frozen=True)
 class Residual:
-    """Settings of `ResidualEnergy`, the network of the IBC reference code."""
+    """Settings of `ResidualEnergy`, the network of the IBC reference code: blocks
+    h ← h + W₂ relu(W₁ relu(h) + b₁) + b₂."""
 
     width: int = 256
     """Hidden units per layer."""

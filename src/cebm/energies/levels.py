@@ -354,7 +354,7 @@ def _applied(layer: Linear, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NoiseConditional:
-    """Settings of `NoiseConditionalEnergy`: an energy at every noise level."""
+    """Settings of `NoiseConditionalEnergy`: an energy E_s(x, y) at every noise level s."""
 
     deviation: float = 0.5
     """d, the deviation of normalised actions, in units of which all levels are counted."""

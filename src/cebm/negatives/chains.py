@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShortChains:
-    """Many independent short chains of the learned p(y|x), the last state of each (IBC's way)."""
+    """Many independent short chains of the learned p(y|x) ∝ e^{−E(x, y)}, the last state of each (IBC's way)."""
 
     sampler: Sampler = Langevin("ibc", noise=0.1)
     """Sampler of the chains. A derivative-free one works on the n candidates of an observation together."""
@@ -52,8 +52,8 @@ class ShortChains:
 
 @dataclass(frozen=True)
 class LongChain:
-    """One chain per observation. After `burn_in` steps, every `thin`-th state is a negative. These are neither
-    independent nor samples of the marginal, which is how the paper explains that this works worse."""
+    """One chain of p(y|x) ∝ e^{−E(x, y)} per observation. After `burn_in` steps, every `thin`-th state is a negative.
+    These are neither independent nor samples of the marginal, which is how the paper explains that this works worse."""
 
     sampler: Sampler = Langevin("correct")
     """Sampler of the chain, a dataclass; its `steps` are set from burn_in, thin and n."""
@@ -88,7 +88,7 @@ class LongChain:
 
 
 class ReplayBuffer(nn.Module):
-    """Short chains that start where earlier ones ended, in place of long ones (Du & Mordatch 2019).
+    """Short chains of p ∝ e^{−E} that start where earlier ones ended, in place of long ones (Du & Mordatch 2019).
 
     `joint`: the buffer holds pairs (x, y) and the chains move both, on the energy's `pairs`. Otherwise it holds
     actions alone; the paper notes that different conditional distributions cannot rightly share one buffer.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MarginalActionSampler(nn.Module):
-    """MAS: negatives from a marginal energy E_γ(y) that is trained beside the conditional one.
+    """MAS: negatives of p_γ(y) ∝ e^{−E_γ(y)}, a marginal energy that is trained beside the conditional one.
 
     `sample` runs chains of p_γ(y); `loss` trains E_γ on the very samples that served as negatives, with the MCMC
     loss or, 'maxent', with the maximum-entropy loss, plus `positive_l2` times the mean squared positive energy.

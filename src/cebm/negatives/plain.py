@@ -77,7 +77,8 @@ class GaussianMixture:
 
 @dataclass(frozen=True)
 class InBatch:
-    """The actions of `n` other examples of the batch, each used once per row: exact samples of the marginal p(y)."""
+    """The actions of `n` other examples of the batch, each used once per row: exact samples of the marginal
+    p(y) = ∫ p(y|x) p(x) dx."""
 
     distribution: ClassVar[str] = "marginal"
 
@@ -102,7 +103,7 @@ class InBatch:
 
 @dataclass(frozen=True)
 class Proposed:
-    """Draws of the energy's own proposal q(y|x), for energies that have one."""
+    """Draws y ~ q(y|x) of the energy's own proposal, for energies that have one: of `Tilted`, E = f − log q."""
 
     distribution: ClassVar[str] = "proposal"
 

@@ -48,7 +48,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same step size throughout."""
+    """sₖ = value: the same step size throughout."""
 
     value: float = 0.1
     """Size of every step."""

@@ -20,8 +20,14 @@ BATCH = 16_384
 """Actions whose energies are computed at once, so that a large network does not need all memory."""
 STARTS = 16
 """Values of the other coordinates that a minimisation starts from, at most."""
-DESCENT = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
-"""Lengths of the steps that it then takes down the gradient, as shares of the box; one that climbs is not taken."""
+FIRST = 6
+"""Points along an axis where it starts; then each picture has twice as many, and starts from the one before."""
+DESCENT = (24, 6, 2, 1)
+"""Steps down the gradient in the first pictures; later ones take none."""
+REACH = 8
+"""Length of the first one, in halves of the distance of two points."""
+GROWTH, SHRINKAGE = 1.5, 0.4
+"""Factors of a step's length: after one that went down, and after one that climbed, which is not taken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +94,8 @@ def landscape(
 
     `level`: a noise level, for an energy that has some. `held`: the normalised action that gives the other coordinates;
     by default the one that `policy.act(obs)` chooses. `minimised`: the lowest energy that was found over the other
-    coordinates, from those of the search's candidates on by gradient descent; an upper bound of the minimum.
+    coordinates: on a few points from those of the search's candidates on by gradient descent, and on twice as many
+    from those of their neighbours, until all points are there. It is an upper bound of the minimum.
     `directions`: one or two rows of weights in place of `axes`, such as `principal(subject)` gives.
     """
     axes, weights = check_plane(policy, axes, directions)
@@ -97,13 +104,16 @@ def landscape(
     problem = at_level(policy.problem(obs), level)
     if problem.rows != 1:
         raise ValueError(f"a landscape is of one observation, got {problem.rows}")
-    base = chosen(policy, obs) if held is None else check_held(policy, held)
+    freed = minimised and len(weights) < policy.act_box.dim
+    found = policy.acting.search(policy.problem(obs)) if held is None or freed else None
+    base = found.actions[0, int(found.chosen[0])] if found is not None and held is None else check_held(policy, held)
     places = places_of(policy, points)
-    grid = plane(base, weights, places)
-    if minimised and len(weights) < len(base):
-        energies = _lowest(problem, grid, weights, _starts(policy, obs, base))
+    if freed and found is not None:
+        order = policy.problem(obs).energies(found.actions[:1])[0].argsort()[: STARTS - 1]
+        starts = torch.cat([base[None], found.actions[0, order].to(base)])
+        energies = _lowest(policy, problem, weights, starts, points)
     else:
-        energies = energies_of(problem, grid)
+        energies = energies_of(problem, plane(base, weights, places))
     shape = (points,) * len(weights)
     own = float(energies_of(problem, base[None])[0])
     action = policy.actions(base[None, None], obs)[0, 0].double().cpu().numpy()
@@ -125,39 +135,78 @@ def plane(
     return (start + torch.stack(moves).sum(0)).to(base.dtype)
 
 
-def _starts(policy: EnergyPolicy, obs: Any, base: Float[Tensor, " inside"]) -> Float[Tensor, "starts inside"]:
-    """The actions whose other coordinates a minimisation starts from: `base`, and the lowest candidates of a search."""
-    problem = policy.problem(obs)
-    found = policy.acting.search(problem).actions[0]
-    order = problem.energies(found[None])[0].argsort()[: STARTS - 1]
-    return torch.cat([base[None], found[order].to(base)])
-
-
 def _lowest(
+    policy: EnergyPolicy,
     problem: Problem,
-    grid: Float[Tensor, "grid inside"],
     directions: Float[np.ndarray, "shown inside"],
     starts: Float[Tensor, "starts inside"],
+    points: int,
 ) -> Float[np.ndarray, " grid"]:
-    """The lowest energy found at each point of the grid over the coordinates that the picture does not show."""
-    rows = torch.as_tensor(directions).to(grid)
+    """The lowest energy found at each point over the coordinates that the picture does not show. All of `starts` are
+    tried on a few points, and what is found there spreads to twice as many, until there are `points`."""
+    rows = torch.as_tensor(directions).to(starts)
     across = rows.T @ torch.diag(1 / rows.square().sum(1)) @ rows  # projects onto the shown directions
-    best, lowest = grid, torch.full((len(grid),), inf)
-    for start in starts:
-        there = (start + (grid - start) @ across).clamp(problem.low, problem.high)
-        energies = torch.as_tensor(energies_of(problem, there))
-        best = torch.where((energies < lowest)[:, None].to(best.device), there, best)
-        lowest = torch.minimum(energies, lowest)
-    for length in DESCENT:
-        parts = [problem.energy.energies_and_gradients(problem.context, part[None])[1][0] for part in best.split(BATCH)]
-        slope = torch.cat(parts)
-        slope = slope - slope @ across
-        there = best - length * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        there = there.clamp(problem.low, problem.high)
-        energies = torch.as_tensor(energies_of(problem, there))
-        best = torch.where((energies < lowest)[:, None].to(best.device), there, best)
-        lowest = torch.minimum(energies, lowest)
+    best, lowest = starts, torch.zeros(0)
+    for turn, count in enumerate(_sizes(points)):
+        grid = plane(starts[0], directions, places_of(policy, count))
+        near = [*starts] if turn == 0 else [starts[0], *_spread(best, len(rows), count)]
+        tried = [(start + (grid - start) @ across).clamp(problem.low, problem.high) for start in near]
+        energies = torch.stack([torch.as_tensor(energies_of(problem, each)) for each in tried])
+        lowest, index = energies.min(0)
+        best = torch.stack(tried)[index.to(grid.device), torch.arange(len(grid), device=grid.device)]
+        if turn < len(DESCENT):
+            size = REACH * policy.act_box.limit / count
+            best, lowest = _descended(problem, best, across, DESCENT[turn], size)
     return lowest.numpy()
+
+
+def _sizes(points: int) -> list[int]:
+    """Points along an axis of each picture of a minimisation, the last one's last."""
+    found = [points]
+    while found[0] > FIRST:
+        found.insert(0, -(-found[0] // 2))
+    return found
+
+
+def _spread(best: Float[Tensor, "old inside"], shown: int, count: int) -> list[Float[Tensor, "new inside"]]:
+    """What was found on a picture, for one with `count` points along an axis: between its points and at the nearest."""
+    old = round(len(best) ** (1 / shown))
+    image = best.T.reshape(1, -1, *[old] * shown)
+    modes = ("linear", "bilinear")[shown - 1], "nearest-exact"
+    return [
+        torch.nn.functional.interpolate(image, size=[count] * shown, mode=mode).reshape(best.shape[1], -1).T
+        for mode in modes
+    ]
+
+
+def _descended(
+    problem: Problem,
+    best: Float[Tensor, "grid inside"],
+    across: Float[Tensor, "inside inside"],
+    steps: int,
+    size: float,
+) -> tuple[Float[Tensor, "grid inside"], Float[Tensor, " grid"]]:
+    """Steps down the gradient in the coordinates that are not shown, each point with a length of its own."""
+    lowest, slope = _energies_and_slopes(problem, best)
+    length = torch.full((len(best), 1), size).to(best)
+    for _ in range(steps):
+        free = slope - slope @ across
+        there = best - length * free / free.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        there = there.clamp(problem.low, problem.high)
+        energies, slopes = _energies_and_slopes(problem, there)
+        down = (energies < lowest)[:, None]
+        best, slope = torch.where(down, there, best), torch.where(down, slopes, slope)
+        lowest, length = torch.where(down[:, 0], energies, lowest), length * torch.where(down, GROWTH, SHRINKAGE)
+    return best, lowest.double().cpu()
+
+
+def _energies_and_slopes(
+    problem: Problem, actions: Float[Tensor, "actions inside"]
+) -> tuple[Float[Tensor, " actions"], Float[Tensor, "actions inside"]]:
+    """In parts that fit into memory."""
+    parts = [problem.energy.energies_and_gradients(problem.context, part[None]) for part in actions.split(BATCH)]
+    energies = torch.cat([energies[0] for energies, _ in parts])
+    return energies.where(energies.isfinite(), inf), torch.cat([slopes[0] for _, slopes in parts])
 
 
 def chosen(policy: EnergyPolicy, obs: Any) -> Float[Tensor, " inside"]:

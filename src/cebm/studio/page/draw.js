@@ -70,21 +70,35 @@ export function asSvg(canvas) {
 }
 
 // ---------------------------------------------------------------- forms
-// Lowest energy, and what counts as the highest: the top hundredth shares a colour.
+// Lowest energy, and what counts as the highest: the top hundredth shares a colour. Sorted once for each picture.
+const spans = new WeakMap();
 export function span(energies) {
-  const known = Array.from(energies).filter(Number.isFinite).sort((a, b) => a - b);
-  if (!known.length) return [0, 1];
-  const top = known[Math.floor(0.99 * (known.length - 1))];
-  return [known[0], top > known[0] ? top : known[0] + 1];
+  if (!spans.has(energies)) {
+    const known = Float32Array.from(energies).filter(Number.isFinite).sort(), top = known[Math.floor(0.99 * (known.length - 1))];
+    spans.set(energies, known.length ? [known[0], top > known[0] ? top : known[0] + 1] : [0, 1]);
+  }
+  return spans.get(energies);
+}
+
+// The colours of a palette as pixels, so that a picture needs no arithmetic for each of its points.
+const SHADES = 1023, pixels = new Map();
+function pixelsOf(palette) {
+  if (!pixels.has(palette)) {
+    const bytes = new Uint8ClampedArray(4 * (SHADES + 1));
+    for (let i = 0; i <= SHADES; i++) bytes.set([...colour(palette, i / SHADES), 255], 4 * i);
+    pixels.set(palette, new Uint32Array(bytes.buffer));
+  }
+  return pixels.get(palette);
 }
 
 // A small canvas with a colour for every value; rows go up.
 export function heatMap(values, points, share, palette) {
   const small = Object.assign(document.createElement("canvas"), { width: points, height: points });
   const pen = small.getContext("2d"), image = pen.createImageData(points, points);
+  const shades = pixelsOf(palette), out = new Uint32Array(image.data.buffer);
   for (let row = 0; row < points; row++) for (let column = 0; column < points; column++) {
-    const [red, green, blue] = colour(palette, share(values[row * points + column]));
-    image.data.set([red, green, blue, 255], 4 * ((points - 1 - row) * points + column));
+    const part = Math.min(1, Math.max(0, share(values[row * points + column])));
+    out[(points - 1 - row) * points + column] = shades[Math.round(part * SHADES) || 0];
   }
   pen.putImageData(image, 0, 0);
   return small;

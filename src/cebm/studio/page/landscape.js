@@ -19,8 +19,7 @@ export const refresh = latest(async (newer) => {
   take(coarse, key);
   const first = performance.now() - began;
   if (newer()) return;
-  // A minimum at each point takes a hundred times as long as an energy.
-  const fine = await ask("landscape", { ...message, held: coarse.inside, points: view.minimised ? 48 : 96 });
+  const fine = await ask("landscape", { ...message, held: coarse.inside, points: 96 });
   if (newer()) return;
   take(fine, key); shown.python = fine.python.replace(/, held=\[[^\]]*\]/, "");
   element("latency").textContent = `(${Math.round(first)} ms, fine ${Math.round(performance.now() - began)} ms)`;

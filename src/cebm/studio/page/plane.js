@@ -3,7 +3,7 @@
 import { number, unpack } from "./numbers.js";
 import { FONT, HUES, axes, brush, colour, cross, css, diamond, dot, energyShare, heatMap, label, line, ring, span, ticks, triangle } from "./draw.js";
 
-const STRIP = 54, CANDIDATE = "#ff9f1a", TRAIL = 3;
+const STRIP = 54, SCALE = [220, 30], CANDIDATE = "#ff9f1a", TRAIL = 3;
 
 // What the server drew, with its numbers unpacked. `look`: palette, span (null: the picture's own), compact, signed.
 export function picture(drawn, look) {
@@ -188,10 +188,15 @@ export function entries(shown, way) {
 }
 
 export function fillLegend(element, shown, way) {
-  const scale = shown.axes.length === 2, list = entries(shown, way);
-  const key = JSON.stringify([list, scale && (shown.span || span(shown.values)), shown.palette, css("--paper")]);
-  if (element.legend === key) return;
-  element.legend = key;
+  const scale = shown.axes.length === 2, list = entries(shown, way), range = String(shown.span || span(shown.values));
+  const key = JSON.stringify([list, scale, shown.palette, css("--paper")]);
+  if (element.legend !== key) signs(element, shown, scale, list);
+  // Most pictures differ in their numbers alone.
+  if (scale && (element.legend !== key || element.range !== range)) drawScale(brush(element.querySelector("canvas"), ...SCALE), shown);
+  Object.assign(element, { legend: key, range });
+}
+
+function signs(element, shown, scale, list) {
   element.replaceChildren();
   const add = (width, height, draw, words) => {
     const item = document.createElement("span"), canvas = document.createElement("canvas"), text = document.createElement("span");
@@ -200,6 +205,6 @@ export function fillLegend(element, shown, way) {
     item.append(canvas); item.append(text); element.append(item);
     draw(brush(canvas, width, height));
   };
-  if (scale) add(220, 30, (pad) => drawScale(pad, shown), shown.compact ? "energy above the picture’s lowest; dark is likely" : "energy; dark is likely");
+  if (scale) add(...SCALE, () => {}, shown.compact ? "energy above the picture’s lowest; dark is likely" : "energy; dark is likely");
   for (const [icon, words] of list) add(18, 16, ({ pen }) => ICONS[icon](pen), words);
 }
