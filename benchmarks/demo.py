@@ -1,4 +1,4 @@
-"""How long `make demo` takes once everything is installed: demonstrations, a training, 200 roll-outs, a report.
+"""How long `make demo` takes once everything is installed: demonstrations, two trainings, 800 roll-outs, a report.
 
     .venv/bin/python -m benchmarks.demo
 

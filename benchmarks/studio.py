@@ -6,7 +6,7 @@
 network and the search, and not on how good the policy is. A slider of the page is moved, with pauses of up to 0.4
 seconds, and the page's own clock runs from the event to the coarse and to the fine picture on the canvas. The
 server's processor time for both pictures is read too, because it means something on a busy machine as well. Then
-interactions of all kinds follow each other, while the memory of the server and of the page is read.
+interactions of all kinds follow each other, with small pictures, while the memory of server and page is read.
 Writes docs/studio.json.
 """
 
@@ -62,6 +62,16 @@ WATCH = """(async () => {
   };
 })()"""
 """The picture is on the canvas when the microtask runs; the page draws within the same turn."""
+SMALL = """(() => {
+  const { fetch } = window;
+  window.fetch = (where, what) => fetch(where, { ...what, body: what.body.replace('"points":96', '"points":24') });
+  window.after = async (act) => {
+    const ready = () => Number(document.querySelector('#landscape').dataset.ready || 0), before = ready();
+    act();
+    while (ready() === before) await new Promise((done) => setTimeout(done, 1));
+  };
+})()"""
+"""Smaller pictures, so that 10,000 interactions take minutes: what one leaves behind does not depend on its size."""
 
 
 def prepared(folder: Path, steps: int = 10) -> list[Path]:
@@ -140,7 +150,6 @@ def interact(page: Browser, k: int, generator: Random) -> None:
     if k % 200 == 199:
         look_at(page, k // 200 % len(POLICIES), {})
         return
-    before = page.run(READY)
     if k % 20 == 19:
         way, tab = (("ibc", "search"), ("correct", "compare"), ("own", "take"))[k // 20 % 3]
         page.run(f"document.querySelector('[name=way][value={way}]').click()")
@@ -148,11 +157,10 @@ def interact(page: Browser, k: int, generator: Random) -> None:
         page.run("import('./take.js').then((take) => take.svgOf('landscape').length)")
     elif k % 10 == 9:
         step = "document.querySelector('#step')"
-        page.run(f"(() => {{ {step}.value = {generator.randrange(20)}; {step}.oninput(); }})()")
-        page.until(f"{READY} > {before}")
+        page.run(f"window.after(() => {{ {step}.value = {generator.randrange(20)}; {step}.oninput(); }})")
     else:
-        page.run(f"window.moveSlider({generator.randrange(8)}, {generator.random():.3f})")
-        page.until(f"{READY} > {before}")
+        moved = f"window.moveSlider({generator.randrange(8)}, {generator.random():.3f})"
+        page.run(f"window.after(() => {moved})")
 
 
 def memory(page: Browser, process: int, interactions: int, generator: Random) -> Iterator[dict[str, Any]]:
@@ -189,6 +197,7 @@ def measure(moves: int, interactions: int, seed: int = 0) -> Iterator[dict[str, 
                 yield {**found, "load": round(os.getloadavg()[0], 1)}
             if interactions:
                 look_at(page, 0, {})
+                page.run(SMALL)
             for row in memory(page, process, interactions, generator) if interactions else ():
                 found["memory"] = [*found.get("memory", []), row]
                 yield found

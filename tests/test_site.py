@@ -92,6 +92,49 @@ def test_a_public_name_without_a_docstring_stops_the_build(monkeypatch: pytest.M
         reference.pages({})
 
 
+FORMULA = re.compile(r"[=∝≤≥<←∇Σ√²‖∫~]|\bE\(|exp\(|E_s|\bVar\b|\bmean \(|p\(y")
+WITH_FORMULAS = {
+    *("annealing", "constraints", "densities", "denoising", "energies", "negatives", "objectives", "optimisers"),
+    "samplers",
+}
+"""Rooms whose pieces compute something that has a formula."""
+WITHOUT = {
+    *(
+        "Collect",
+        "ConstrainedPolicy",
+        "Constraint",
+        "EnergyModel",
+        "Negatives",
+        "Scene",
+        "StepInfo",
+        "Terms",
+        "contrast",
+    ),
+    *("UntrustedDensityWarning", "run"),
+}
+"""Of these rooms: contracts, records and loops."""
+
+
+def test_public_names_have_their_formula_and_their_shapes() -> None:
+    entries = reference.public_names()
+    lacking = [
+        each.name for each in entries if each.room in WITH_FORMULAS and not FORMULA.search(reference.docstring(each))
+    ]
+    assert set(lacking) <= WITHOUT
+    # What takes or gives tensors says their shapes, and the page writes them out: no alias hides them.
+    pages_of = {entry.path: reference._entry(entry, {}) for entry in entries}
+    bare = [
+        path
+        for path, shown in pages_of.items()
+        if re.search(r"(?<!\[)\b(?:Tensor|ndarray)\b(?![,\]])", shown)
+        and not re.search(r"\w\[(?:Tensor|np\.ndarray),|\[(?:batch|steps|rows)", shown)
+    ]
+    assert bare == []
+    assert (
+        "actions: Float[Tensor, 'batch samples act']) -> Float[Tensor, 'batch samples']" in pages_of["cebm.EnergyModel"]
+    )
+
+
 @pytest.mark.parametrize("room", examples.parts()[1])
 def test_the_examples_of_the_reference_run(room: str, tmp_path: Path, unchecked_shapes: None) -> None:
     examples.shown(room, tmp_path)

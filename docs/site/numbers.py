@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
-from docs.site import robots, speed, stability, studies, trust
+from docs.site import reading, robots, speed, stability, studies, trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,6 +151,7 @@ def tables() -> dict[str, str]:
         **studies.tables(),
         **trust.tables(),
         **speed.tables(),
+        **reading.tables(),
     }
 
 
@@ -188,7 +189,6 @@ def values() -> dict[str, str]:
         "guard ms": f"{trusted['guard']['milliseconds']['median']:.2f} ms",
         "eager ratio": f"{eager['ratio']:.2f}",
         **stability.values(),
-        **speed.values(),
         "from nothing seconds": f"{mean(row['seconds'] for row in nothing):.0f} s",
         "claims": str(sum(claims.values())),
         **{f"claims {name}": str(count) for name, count in claims.items()},

@@ -18,6 +18,7 @@ import cebm
 from docs.site import examples
 
 LEAST_WORDS = 4
+SHAPED = re.compile(r"(?:^|\| )(?:Float|Int|Bool|Shaped|UInt8|Num)\w*\[")
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,50 @@ def _node(thing: Any) -> ast.ClassDef | ast.FunctionDef | None:
     return None
 
 
-def _arguments(node: ast.FunctionDef, bound: bool) -> str:
+@cache
+def _own_shapes(path: str) -> dict[str, ast.expr]:
+    """The names that a file gives to types with shapes: `Actions` for `Float[Tensor, "batch samples act"]`."""
+    return {
+        each.id: node.value
+        for node in _tree(path).body
+        if isinstance(node, ast.Assign) and SHAPED.search(ast.unparse(node.value))
+        for each in node.targets
+        if isinstance(each, ast.Name)
+    }
+
+
+@cache
+def _shapes(path: str, deep: int = 2) -> dict[str, ast.expr]:
+    """These names, and those that the file imports from cebm, through at most `deep` files."""
+    found = dict(_own_shapes(path))
+    for node in _tree(path).body if deep else []:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cebm."):
+            others = _shapes(str(inspect.getsourcefile(import_module(str(node.module)))), deep - 1)
+            found |= {each.asname or each.name: others[each.name] for each in node.names if each.name in others}
+    return found
+
+
+class _WithShapes(ast.NodeTransformer):
+    """Writes out the types with shapes that have a name."""
+
+    def __init__(self, known: dict[str, ast.expr]) -> None:
+        self.known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.visit(copy.deepcopy(self.known[node.id])) if node.id in self.known else node
+
+
+def _written_out(annotation: ast.expr | None, known: dict[str, ast.expr]) -> ast.expr | None:
+    return None if annotation is None else _WithShapes(known).visit(copy.deepcopy(_unquoted(annotation)))
+
+
+def _arguments(node: ast.FunctionDef, bound: bool, known: dict[str, ast.expr]) -> str:
     arguments = copy.deepcopy(node.args)
     if bound and (arguments.posonlyargs or arguments.args):
         (arguments.posonlyargs or arguments.args).pop(0)
     for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        each.annotation = _unquoted(each.annotation)
-    result = _unquoted(node.returns)
+        each.annotation = _written_out(each.annotation, known)
+    result = _written_out(node.returns, known)
     returns = f" -> {ast.unparse(result)}" if result is not None else ""
     return f"({ast.unparse(arguments)}){returns}"
 
@@ -105,7 +143,7 @@ def _decorated(node: ast.FunctionDef | ast.ClassDef, name: str) -> bool:
     return any(name in ast.unparse(each) for each in node.decorator_list)
 
 
-def _fields(node: ast.ClassDef) -> list[tuple[str, str, str]]:
+def _fields(node: ast.ClassDef, known: dict[str, ast.expr]) -> list[tuple[str, str, str]]:
     """Name, annotation with default, and docstring of each public field of a dataclass."""
     found = []
     for at, each in enumerate(node.body):
@@ -113,7 +151,8 @@ def _fields(node: ast.ClassDef) -> list[tuple[str, str, str]]:
             after = node.body[at + 1] if at + 1 < len(node.body) else None
             words = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             default = f" = {ast.unparse(each.value)}" if each.value is not None else ""
-            found.append((each.target.id, ast.unparse(each.annotation) + default, inspect.cleandoc(str(words))))
+            kind = ast.unparse(_written_out(each.annotation, known) or each.annotation)
+            found.append((each.target.id, kind + default, inspect.cleandoc(str(words))))
     return found
 
 
@@ -152,28 +191,29 @@ def _entry(entry: Name, names: dict[str, str]) -> str:
     if not (inspect.isclass(entry.object) or inspect.isroutine(entry.object)):
         return f"::::{{py:data}} {entry.name}\n\n{text}\n\n{_recipes(entry.object)}\n::::\n"
     node = _node(entry.object)
+    known = _shapes(str(inspect.getsourcefile(inspect.unwrap(entry.object))))
     if isinstance(node, ast.FunctionDef):
-        return f"::::{{py:function}} {entry.name}{_arguments(node, bound=False)}\n\n{text}\n::::\n"
+        return f"::::{{py:function}} {entry.name}{_arguments(node, False, known)}\n\n{text}\n::::\n"
     if node is None:
         raise ValueError(f"{entry.path}: its source was not found")
     methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
     start = next((each for each in methods if each.name == "__init__"), None)
-    given = _arguments(start, bound=True) if start else ""
+    given = _arguments(start, True, known) if start else ""
     lines = [f"::::{{py:class}} {entry.name}{given.removesuffix(' -> None')}", "", text, ""]
-    for name, kind, words in _fields(node):
+    for name, kind, words in _fields(node, known):
         said = f": {_indented(_markdown(words, names, entry.name))}" if words else ""
         lines.append(f"- **{name}** `{kind}`{said}")
     for method in methods:
-        lines += _method(entry, method, names)
+        lines += _method(entry, method, names, known)
     return "\n".join([*lines, "::::", ""])
 
 
-def _method(entry: Name, method: ast.FunctionDef, names: dict[str, str]) -> list[str]:
+def _method(entry: Name, method: ast.FunctionDef, names: dict[str, str], known: dict[str, ast.expr]) -> list[str]:
     """A public method with its docstring, its own or that of the contract that it keeps; none without one."""
     words = inspect.getdoc(getattr(entry.object, method.name, None))
     if method.name.startswith("_") or not words or _decorated(method, "setter") or _decorated(method, "overload"):
         return []
-    kind, given = "method", _arguments(method, bound=not _decorated(method, "staticmethod"))
+    kind, given = "method", _arguments(method, not _decorated(method, "staticmethod"), known)
     options = [f":{option}:" for option in ("classmethod", "staticmethod") if _decorated(method, option)]
     if _decorated(method, "property"):
         kind, given = "property", ""

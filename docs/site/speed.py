@@ -33,5 +33,4 @@ def values() -> dict[str, str]:
             for row in rows
         },
         "studio cores": str(studio["cores"]),
-        "studio load": f"{studio['load']:.0f}",
     }

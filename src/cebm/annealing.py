@@ -98,7 +98,7 @@ class Annealed:
 
 @dataclass(frozen=True)
 class AnnealedSearch:
-    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy at `level`.
+    """Candidates fall from noise through the energy's levels, and one of them acts, by its energy E_s at s = `level`.
 
     One candidate leads: the first, which is a draw. (Where penalties are added to the energy, it is drawn by them.)"""
 

@@ -103,7 +103,8 @@ class InfoNCE:
 
 @dataclass(frozen=True)
 class RankingNCE:
-    """InfoNCE of energies with log q added, which takes the density of the negatives out again (Ma & Collins 2018)."""
+    """L = mean −log(e^{−E⁺}/q⁺ / (e^{−E⁺}/q⁺ + Σ e^{−E⁻}/q⁻)): InfoNCE of energies with log q added, which takes the
+    density of the negatives out again (Ma & Collins 2018)."""
 
     source: Any = GaussianMixture()
     """Where negatives come from; its density must be known."""

@@ -14,6 +14,7 @@ SLACK = 4e-6
 """How far beyond the edge `nearest` puts an action, as a share of the lengths at hand: float32 rounds by less."""
 
 Columns = tuple[int, ...]
+Chunks = Float[Tensor, "batch samples horizon act"]
 Place = tuple[float, ...] | Callable[[Tensor], Tensor]
 """A point, or a function of the raw observations [batch, obs] that gives one for each."""
 
@@ -66,7 +67,7 @@ class KeepOutCircle:
     def excess(self, scene: Scene) -> Excess:
         return (self.radius - self._away(scene).norm(dim=-1)).amax(-1)
 
-    def nearest(self, scene: Scene) -> Tensor:
+    def nearest(self, scene: Scene) -> Chunks:
         """Onto the circle along the line from its middle."""
         away = self._away(scene)
         distance = away.norm(dim=-1, keepdim=True)
@@ -107,7 +108,7 @@ class KeepOutBox:
         depth = self._depths(scene)
         return torch.minimum(*depth).amin(-1).amax(-1)
 
-    def nearest(self, scene: Scene) -> Tensor:
+    def nearest(self, scene: Scene) -> Chunks:
         """Through the nearest face."""
         points = _points(scene, self.columns, "KeepOutBox")
         both = torch.stack(self._depths(scene), -1)  # to the lower and to the upper face of each column
@@ -145,7 +146,7 @@ class HalfPlane:
     def excess(self, scene: Scene) -> Excess:
         return self._beyond(scene).amax(-1)
 
-    def nearest(self, scene: Scene) -> Tensor:
+    def nearest(self, scene: Scene) -> Chunks:
         """Straight back along the normal."""
         points, beyond = _points(scene, self.columns, "HalfPlane"), self._beyond(scene).unsqueeze(-1)
         normal = points.new_tensor(self.normal)
@@ -179,7 +180,7 @@ class JointLimits:
         points, low, high = self._bounded(scene)
         return torch.maximum(low - points, points - high).amax((-1, -2))
 
-    def nearest(self, scene: Scene) -> Tensor:
+    def nearest(self, scene: Scene) -> Chunks:
         """Each column at its limit."""
         points, low, high = self._bounded(scene)
         return _with_points(scene, self._own(scene), points.clamp(low, high))
@@ -220,7 +221,7 @@ class MaxStep:
             worst = torch.maximum(worst, (within.abs() - step).amax((-1, -2)))
         return worst
 
-    def nearest(self, scene: Scene) -> Tensor:
+    def nearest(self, scene: Scene) -> Chunks:
         """Follows the chunk from the last action with steps that are short enough."""
         step, steps, before = self._step(scene), [], scene.last
         for index in range(scene.actions.shape[2]):

@@ -175,7 +175,7 @@ class ReplayBuffer(nn.Module):
 
 @dataclass(frozen=True)
 class Replay:
-    """Settings of a `ReplayBuffer`."""
+    """Settings of a `ReplayBuffer`: short chains of p ∝ e^{−E} that start where earlier ones ended."""
 
     sampler: Sampler = Langevin("correct")
     """Sampler that moves the chains."""

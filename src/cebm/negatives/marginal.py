@@ -88,7 +88,7 @@ class MarginalActionSampler(nn.Module):
 
 @dataclass(frozen=True)
 class MarginalActions:
-    """Settings of a `MarginalActionSampler`, the paper's MAS."""
+    """Settings of a `MarginalActionSampler`, the paper's MAS: negatives of p_γ(y) ∝ e^{−E_γ(y)}."""
 
     sampler: Sampler = Langevin("correct")
     """Sampler of the marginal energy's chains."""

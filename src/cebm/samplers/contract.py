@@ -82,7 +82,7 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Exponential:
-    """init·decay^k: the step size falls by the same factor at every step."""
+    """sₖ = init·decay^k: the step size falls by the same factor at every step."""
 
     init: float = 0.1
     """Size of the first step."""

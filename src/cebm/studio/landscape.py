@@ -150,10 +150,10 @@ def _lowest(
     for turn, count in enumerate(_sizes(points)):
         grid = plane(starts[0], directions, places_of(policy, count))
         near = [*starts] if turn == 0 else [starts[0], *_spread(best, len(rows), count)]
-        tried = [(start + (grid - start) @ across).clamp(problem.low, problem.high) for start in near]
-        energies = torch.stack([torch.as_tensor(energies_of(problem, each)) for each in tried])
+        tried = torch.stack([(start + (grid - start) @ across).clamp(problem.low, problem.high) for start in near])
+        energies = torch.as_tensor(energies_of(problem, tried.flatten(0, 1))).view(len(near), -1)
         lowest, index = energies.min(0)
-        best = torch.stack(tried)[index.to(grid.device), torch.arange(len(grid), device=grid.device)]
+        best = tried[index.to(grid.device), torch.arange(len(grid), device=grid.device)]
         if turn < len(DESCENT):
             size = REACH * policy.act_box.limit / count
             best, lowest = _descended(problem, best, across, DESCENT[turn], size)

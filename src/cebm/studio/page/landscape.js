@@ -15,7 +15,8 @@ export const refresh = latest(async (newer) => {
   const began = performance.now(), key = JSON.stringify([view.subject, view.obs]), message = { ...plane(), demonstrated: view.demonstrated };
   // The same observation has the same choice; another one is searched once, for the coarse picture.
   if (shown.key === key && shown.drawn) message.held = shown.drawn.inside;
-  const coarse = await ask("landscape", { ...message, points: 24 });
+  // A minimum at each point takes longer than an energy, so its first picture has fewer.
+  const coarse = await ask("landscape", { ...message, points: view.minimised ? 12 : 24 });
   take(coarse, key);
   const first = performance.now() - began;
   if (newer()) return;
