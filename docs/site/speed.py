@@ -33,4 +33,5 @@ def values() -> dict[str, str]:
             for row in rows
         },
         "studio cores": str(studio["cores"]),
+        "studio moves": str(min(row["moves"] for row in studio["latency"])),
     }

@@ -131,7 +131,7 @@ class CorrelatedMixtureEnergy(EnergyModel):
 
 @dataclass(frozen=True)
 class CorrelatedMixture:
-    """The settings that build a `CorrelatedMixtureEnergy`: `MixtureDensity` with whole covariance matrices."""
+    """Settings of `CorrelatedMixtureEnergy`, −log Σ_k w_k N(y; μ_k, Σ_k): `MixtureDensity` with whole covariances."""
 
     width: int = 256
     """Hidden units per layer of the weights' network."""
