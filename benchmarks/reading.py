@@ -45,7 +45,8 @@ def rows(obs: int, act: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.nda
     """Observations, actions, and where episodes end."""
     random = np.random.default_rng(0)
     ends = np.arange(LENGTH, steps + 1, LENGTH)
-    return *(random.normal(size=(steps, width)).astype(np.float32) for width in (obs, act)), ends
+    seen, done = (random.normal(size=(steps, width)).astype(np.float32) for width in (obs, act))
+    return seen, done, ends
 
 
 def _frame(steps: int) -> Any:
