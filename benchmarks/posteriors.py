@@ -126,9 +126,8 @@ class Training:
 
 CANDIDATES = {
     "16 negatives, 2 layers, 8 components": Training(16, 2, 8),
-    "4 negatives, 3 layers, 32 components": Training(4, 3, 32),
     "4 negatives, 3 layers, 16 whole covariances": Training(4, 3, 16, covariance="full"),
-    "4 negatives, 3 layers, 16 whole covariances, rate 1e-3": Training(4, 3, 16, 1e-3, covariance="full"),
+    "4 negatives, 3 layers, 32 whole covariances": Training(4, 3, 32, covariance="full"),
 }
 """What `--choose` chooses from."""
 _LOOKS = 12
