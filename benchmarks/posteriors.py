@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 import cebm
+from benchmarks.moons import divergence
 from benchmarks.posterior_tables import choices, scores
 from cebm.regressor import ConditionalEBMRegressor
 
@@ -165,6 +166,13 @@ def c2st(reference: np.ndarray, draws: np.ndarray) -> float:
     return float(cross_val_score(judge, both, labels, cv=folds, scoring="accuracy").mean())
 
 
+def exactly(model: ConditionalEBMRegressor, rows: int = 20) -> Row:
+    """How far the density is from two_moons' posterior, which is known: means over fresh simulations."""
+    rng = np.random.default_rng(CHOSEN_BY + 1)
+    x, _ = TASKS["two_moons"].pairs(rows, rng)
+    return divergence(model.policy_, seen(x), x, rng)
+
+
 def calibrated(model: ConditionalEBMRegressor, task: Posterior, rng: np.random.Generator) -> Row:
     """Of fresh simulations the ranks of the true parameters among draws (Talts et al. 2018), and the share of draws
     that are likelier than the truth: uniform on 0 to 1 where regions of highest density cover what they should."""
@@ -291,6 +299,8 @@ def measure(arguments: argparse.Namespace) -> None:
                 place = arguments.data / name / f"num_observation_{index}"
                 single = partial(scored, place, model, TASKS[name].limit, seed)
                 record.measure({**key, "what": "c2st", "observation": index}, single)
+            if name == "two_moons":
+                record.measure({**key, "what": "exact"}, partial(exactly, model))
             all_together = partial(calibrated, model, TASKS[name], np.random.default_rng([seed, 7]))
             record.measure({**key, "what": "calibration"}, all_together)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import posteriors
+from benchmarks import moons, posteriors
 from benchmarks.posterior_tables import choices, scores
 from benchmarks.posteriors import TASKS, Training, c2st, chosen
 
@@ -50,6 +50,23 @@ def test_c2st_tells_what_is_shifted_and_not_what_is_equal() -> None:
     assert c2st(a, b + np.array([2.0, 0.0])) > 0.84 - 4.5 * 0.013
 
 
+@pytest.mark.parametrize("x", [(-0.2, 0.1), (0.28, 0.0), (-0.55, 0.5)], ids=["two moons", "folded", "cut"])
+def test_the_exact_posterior_of_two_moons(x: tuple[float, float]) -> None:
+    """The share makes the density integrate to 1 over the prior's square, by a grid; the mean log-likelihood of the
+    draws is the grid's. A draw and its mirror image are one: the errors are those of half as many, and 4.5 of them."""
+    data, rng, n = np.array(x), np.random.default_rng(), 20_000
+    y, share = moons.posterior(data, n, rng)
+    assert (np.abs(y) <= 1).all() and len(y) > 500
+    axis = np.linspace(-0.9995, 0.9995, 2000)
+    heights = moons.log_likelihood(data, np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2))
+    likelihood = np.exp(heights)
+    assert abs(likelihood.sum() * 1e-6 / np.exp(share) - 1) < 4.5 * 2 / np.sqrt(len(y)) + 0.005
+    inside = likelihood > 0
+    expected = float((likelihood[inside] * heights[inside]).sum() / likelihood.sum())
+    drawn = moons.log_likelihood(data, y)
+    assert abs(drawn.mean() - expected) < 4.5 * drawn.std() / np.sqrt(len(y) / 2) + 0.005
+
+
 def test_a_whole_run_of_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice, training, scores, calibration, tables; a second run measures nothing again."""
     place = tmp_path / "two_moons" / "num_observation_1"
@@ -75,9 +92,10 @@ def test_a_whole_run_of_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     posteriors.measure(arguments)
     rows = [json.loads(line) for line in arguments.out.read_text().splitlines()]
-    assert [row["what"] for row in rows] == ["choice", "training", "c2st", "calibration"]
+    assert [row["what"] for row in rows] == ["choice", "training", "c2st", "exact", "calibration"]
     assert rows[1]["hidden_layers"] == 1 and rows[1]["steps"] >= 100
-    assert 0.3 < rows[2]["c2st"] <= 1 and np.array(rows[3]["ranks"]).shape == (50, 2)
+    assert 0.3 < rows[2]["c2st"] <= 1 and np.array(rows[4]["ranks"]).shape == (50, 2)
     assert scores(rows)[1][0][:5] == ("two_moons", "300", "tiny", "1", "1")
+    assert rows[3]["divergence"] > 0 and 0.5 < rows[3]["best accuracy"] <= 1
     posteriors.measure(arguments)
-    assert len(arguments.out.read_text().splitlines()) == 4
+    assert len(arguments.out.read_text().splitlines()) == 5
