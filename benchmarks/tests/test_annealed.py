@@ -1,12 +1,15 @@
 """The settings of docs/annealed.md: the page shows its records, and the arms are trials."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import mixture_start
+from benchmarks import annealed_effort, mixture_start
 from benchmarks.annealed import ARMS, WAYS, cell, documented, job_of
 from cebm.composition import vary
+from cebm.runs import Job, train
+from cebm.tasks import ParticleTask
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +36,24 @@ def test_cells() -> None:
 def test_a_long_arm_trains_five_times_as_long() -> None:
     arm, longer = (job_of("push-t", name, 100) for name in ("mirrored", "mirrored-long"))
     assert longer.steps == 5 * arm.steps and longer.trial == arm.trial
+
+
+def test_the_page_shows_what_adapting_saves() -> None:
+    text = (ROOT / "docs/annealed.md").read_text()
+    found = annealed_effort.rows(json.loads((ROOT / annealed_effort.RECORD).read_text()))
+    assert found in text
+
+
+def test_effort_is_measured_on_the_weights_of_a_run(tmp_path: Path) -> None:
+    """Of a search that looks at two candidates first, never more than all fall, and never fewer than two."""
+    trial = vary(job_of("particle", "recipe", 100).trial, **{"energy.width": 8, "energy.encoder_width": 8})
+    train(Job("small", trial, ParticleTask(dim=1, steps=4), episodes=4, steps=3, evaluate_every=3), tmp_path / "run")
+    record = annealed_effort.measured(tmp_path / "run", episodes=3, calls=2)
+    ways = record["ways"]
+    assert list(ways) == list(annealed_effort.WAYS)
+    assert ways["all 32"]["candidates"] == 32 and ways["always 2"]["candidates"] == 2
+    assert all(2 <= way["candidates"] <= 32 and way["mean_ms"] > 0 and way["batch_ms"] > 0 for way in ways.values())
+    assert ways["all 32"]["difference"][0] == 0 and "always 2" in annealed_effort.rows([record])
 
 
 def test_the_start_of_a_mixture_is_that_of_the_study() -> None:
