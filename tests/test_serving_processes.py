@@ -1,5 +1,6 @@
 """The two processes of a server, and what remains of it where one of them hangs or dies."""
 
+import hmac
 import http.client
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from cebm import Box, EnergyPolicy, Specification
 pytest.importorskip("websockets", reason="the extra `serve` is not installed")
 pytest.importorskip("msgpack", reason="the extra `serve` is not installed")
 
+from cebm.serving import access
 from cebm.serving.client import ServerError
 from cebm.serving.link import Link, Messages, framed
 from waiting import PATIENCE, eventually
@@ -82,6 +85,28 @@ def test_a_link_whose_other_end_is_gone_says_so() -> None:
     its.close()
     link.send("stop")
     assert link.received(PATIENCE) is None
+
+
+def test_the_front_needs_no_torch() -> None:
+    """It starts in a moment and is small, and no hostile frame comes near the policy's weights."""
+    words = [sys.executable, "-c", "import cebm.serving.front, sys; sys.exit('torch' in sys.modules)"]
+    assert subprocess.run(words, timeout=PATIENCE).returncode == 0
+
+
+def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer about a token is `compare_digest`'s, whatever the client sent."""
+    asked: list[tuple[bytes, bytes]] = []
+
+    def noted(given: bytes, wanted: bytes) -> bool:
+        asked.append((given, wanted))
+        return hmac.compare_digest(given, wanted)
+
+    monkeypatch.setattr(access, "hmac", SimpleNamespace(compare_digest=noted))
+    token = "a-token-of-some-length"
+    for header in (None, "", "Api-Key", f"Bearer {token}", f"Api-Key {token[:-1]}", f"Api-Key {token}x", "Api-Key Ä"):
+        assert not access.allowed(header, token)
+    assert access.allowed(f"Api-Key {token}", token) and access.allowed(None, None)
+    assert len(asked) == 8 and {wanted for _, wanted in asked} == {f"Api-Key {token}".encode()}
 
 
 def test_a_server_whose_front_dies_ends() -> None:

@@ -21,9 +21,10 @@ def serve(
     limits: Limits | None = None,
     name: str = "policy",
 ) -> "Server":
-    """Serves a policy from a thread of this process and gives the `Server`, which has `url`, `reload`, `wait` and
-    `close`, and closes itself at the end of a `with` block. Port 0 takes one that is free; a host that other machines
-    reach needs a token."""
+    """Serves a policy and gives the `Server`, which has `url`, `reload`, `wait` and `close`, and closes itself at the
+    end of a `with` block. The policy, any object with `act` and a `specification`, acts in a thread of this process; a
+    process of its own talks to the clients. Port 0 takes one that is free; a host that other machines reach needs a
+    token."""
     from cebm.serving.server import Server
 
     options: dict[str, Any] = {"tls_certificate": tls_certificate, "tls_key": tls_key, "limits": limits, "name": name}

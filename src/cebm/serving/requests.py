@@ -29,7 +29,7 @@ class Limits:
     """Observations of one request; with twice the policy's own candidates, one counts as two."""
     batch: int = 32
     """Observations of several requests that are computed together, counted likewise. The answers to one batch are sent
-    while the next is computed: a batch of all that wait would leave the server's two threads waiting for each other."""
+    while the next is computed: a batch of all that wait would leave the two processes waiting for each other."""
     effort: int = 16
     """Candidates and steps of a request, as a multiple of the policy's own; at least 1,024 candidates are allowed."""
     rate: float = 2000.0
