@@ -2,13 +2,17 @@
 
 torchrun --standalone --nproc-per-node 2 -m benchmarks.parallel
 
-Each round times a step of one process alone (the others wait), one of a single process with as many threads as there
-are processes, and one of the whole group; a ratio is taken within a round, so that a busy machine slows all three.
+Writes docs/parallel.jsonl, a row per trial and batch. Each round times a step of one process alone (the others wait),
+one of a single process with as many threads as there are processes, and one of the whole group; a ratio is taken within
+a round, so that a busy machine slows all three.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +24,10 @@ from cebm.distributed import ALONE, Group, group_of_environment
 from cebm.recipes import TRIALS, Trial, vary
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
+
+RESULTS = Path(__file__).parents[1] / "docs" / "parallel.jsonl"
+FEWEST = 5
+"""Measurements of each kind of step, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +64,16 @@ class ParallelBench(Row):
 class Arguments:
     """Measures the speed-up of several processes over one."""
 
-    trial: str = "ibc"
-    """Name of the trial."""
-    batches: tuple[int, ...] = (512, 2048, 8192)
+    trials: tuple[str, ...] = ("steady", "ibc")
+    """Names of the trials."""
+    batches: tuple[int, ...] = (128, 512, 2048, 8192)
     """Examples per step, of all processes together."""
     rounds: int = 30
-    """Measurements of each kind of step."""
+    """Measurements of each kind of step, at most."""
+    seconds: float = 15.0
+    """Time for a trial and batch, after five measurements."""
+    out: Path = RESULTS
+    """The record to write."""
     episodes: int = 200
     """Demonstrations to train on, 50 pairs each."""
 
@@ -69,15 +81,15 @@ class Arguments:
 def parallel(arguments: Arguments, group: Group) -> Iterator[ParallelBench]:
     """A row per batch size, in the first process; the others only take part."""
     demonstrations = collect_particle(ParticleTask(), arguments.episodes, seed=0)
-    for batch in arguments.batches:
-        trial = vary(TRIALS[arguments.trial], batch_size=batch)
-        seconds = _rounds(trial, demonstrations, arguments.rounds, group)
+    for name, batch in product(arguments.trials, arguments.batches):
+        trial = vary(TRIALS[name], batch_size=batch)
+        seconds = _rounds(trial, demonstrations, arguments, group)
         if group.first:
             one, threaded, several = np.array(seconds).T
             q25, speed_up, q75 = quartiles(one / several)
             over_q25, over, over_q75 = quartiles(threaded / several)
             yield ParallelBench(
-                trial=arguments.trial,
+                trial=name,
                 batch=batch,
                 processes=group.size,
                 alone_ms=1e3 * float(np.median(one)),
@@ -94,20 +106,23 @@ def parallel(arguments: Arguments, group: Group) -> Iterator[ParallelBench]:
 
 
 def _rounds(
-    trial: Trial, demonstrations: Demonstrations, rounds: int, group: Group
+    trial: Trial, demonstrations: Demonstrations, arguments: Arguments, group: Group
 ) -> list[tuple[float, float, float]]:
     """Seconds of a step: of one process, of one with more threads, of the group. The first round does not count."""
     alone, together = (
         Trainer(trial, demonstrations, demonstrations, steps=3000, group=each) for each in (ALONE, group)
     )
-    found = []
-    for _ in range(rounds + 1):
+    found: list[tuple[float, float, float]] = []
+    began = time.perf_counter()
+    for _ in range(arguments.rounds + 1):
         one = threaded = 0.0
         if group.first:
             one = _seconds(alone.step)
             with torch_threads(group.size):
                 threaded = _seconds(alone.step)
-        group.any(False)  # all begin together
+        late = group.first and len(found) > FEWEST and time.perf_counter() - began > arguments.seconds
+        if group.any(late):  # all begin together, or end
+            break
         found.append((one, threaded, _seconds(together.step)))
     return found[1:]
 
@@ -126,9 +141,10 @@ def main() -> None:
             raise SystemExit(
                 "start this with torchrun: torchrun --standalone --nproc-per-node 2 -m benchmarks.parallel"
             )
-        for row in parallel(arguments, group):
-            print(row.to_json(), flush=True)
-            print(row, flush=True)
+        with open(arguments.out if group.first else os.devnull, "w") as file:
+            for row in parallel(arguments, group):
+                print(row, flush=True)
+                print(row.to_json(), file=file, flush=True)
 
 
 if __name__ == "__main__":

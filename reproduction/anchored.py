@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cebm.engines import Local
-from cebm.runs import source_commit
+from cebm.provenance import source_commit
 from reproduction.anchoring import SEEDS, arms, planned
 from reproduction.running import results_in, run_all
 from reproduction.trainings import PAPER, SCALES, Scale

@@ -18,7 +18,8 @@ from typing import Any
 
 from cebm import __version__, legacy
 from cebm.engines import Engine, closing, drive
-from cebm.runs import Job, load_metrics, source_commit
+from cebm.provenance import source_commit
+from cebm.runs import Job, load_metrics
 from cebm.settings import from_json, to_json
 from cebm.storage import read_document, write_atomically, write_document
 from cebm.sweep.display import Display, share_of_steps

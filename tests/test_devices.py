@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from cebm.energies import MLP, MixtureDensity, Residual
+from cebm.arithmetic import reducing, why_not_half
+from cebm.energies import (
+    MLP,
+    MixtureDensity,
+    Nearest,
+    NoiseConditional,
+    NoiseConditionalTilt,
+    Regression,
+    Residual,
+    Tilted,
+    TwoStep,
+)
 from cebm.recipes import TRIALS
 from cebm.spaces import Specification, check_finite, looking_later
 from cebm.trainer import Trainer
@@ -41,10 +52,10 @@ def conversions() -> Iterator[list[str]]:
         yield seen
 
 
-@pytest.mark.parametrize("name", ["ibc", "steady", "correct-mas-maxent", "joint-replay", "gmm-nll", "long-chain"])
-@pytest.mark.parametrize("resident", [True, False])
-def test_a_step_waits_for_the_device_once(name: str, resident: bool) -> None:
-    trainer = make_trainer(small(TRIALS[name]), steps=20)
+@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize(("resident", "precision"), [(True, "float32"), (False, "float32"), (True, "bf16")])
+def test_a_step_waits_for_the_device_once(name: str, resident: bool, precision: str) -> None:
+    trainer = make_trainer(small(TRIALS[name], precision=precision), steps=20)
     if not resident:
         trainer._resident = None
     trainer.step()
@@ -96,10 +107,14 @@ def test_weights_that_are_not_finite_are_named_by_the_energies(name: str) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["ibc", "steady", "correct-mas-maxent", "joint-replay"])
-def test_a_step_changes_weights_on_every_device(name: str, device: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", [name for name in TRIALS if name != "nearest"])  # which has no weights
+def test_a_step_changes_weights_on_every_device(name: str, precision: str, device: str) -> None:
     data = particle()
-    trainer = Trainer(small(TRIALS[name]), data, data, device=device, limits=(0.0, 1.0), steps=10)
+    if reason := why_not_half(torch.device(device)) if precision == "bf16" else "":
+        pytest.skip(reason)
+    trial = small(TRIALS[name], precision=precision)
+    trainer = Trainer(trial, data, data, device=device, limits=(0.0, 1.0), steps=10)
     before = [weight.detach().clone() for weight in trainer.learner.parameters()]
     for _ in range(2):
         log = trainer.step()
@@ -109,13 +124,32 @@ def test_a_step_changes_weights_on_every_device(name: str, device: str) -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("settings", [MLP(), MLP(spectral_norm=True), Residual(), MixtureDensity()])
-def test_energies_know_their_shapes_without_numbers(settings: Any) -> None:
-    """On the device `meta` there are shapes and no memory."""
+ENERGIES = [
+    MLP(),
+    MLP(spectral_norm=True),
+    Residual(),
+    MixtureDensity(),
+    Regression(),
+    TwoStep(),
+    Nearest(9),
+    Tilted(),
+    NoiseConditional(),
+    NoiseConditionalTilt(),
+]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("settings", ENERGIES, ids=lambda settings: type(settings).__name__)
+def test_energies_know_their_shapes_without_numbers(settings: Any, half: bool) -> None:
+    """On the device `meta` there are shapes and no memory: what asks for a number fails, and so does what makes a
+    tensor on another device. As whole losses do, energies and slopes come in float32, whatever layers multiply in."""
     with torch.device("meta"):
         energy = settings.build(Specification.flat(5, 3))
         obs, actions = torch.empty(4, 5), torch.empty(4, 7, 3)
     assert all(weight.is_meta for weight in energy.parameters())
-    energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
-    assert energies.is_meta and energies.shape == energy(obs, actions).shape == (4, 7)
+    with reducing(half):
+        energies, gradients = energy.energies_and_gradients(energy.encode(obs), actions)
+        alone = energy(obs, actions)
+    assert energies.is_meta and energies.shape == alone.shape == (4, 7)
     assert gradients.is_meta and gradients.shape == (4, 7, 3)
+    assert energies.dtype == alone.dtype == gradients.dtype == torch.float32

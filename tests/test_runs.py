@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import cebm.storage
-from cebm import runs, selection
+from cebm import provenance, runs, selection
 from cebm.annealing import Annealed
 from cebm.cli import main
 from cebm.composition import vary
@@ -41,7 +41,6 @@ from cebm.runs import (
     load_metrics,
     read_record,
     resume,
-    source_commit,
     train,
     trainer_of,
 )
@@ -830,22 +829,22 @@ def test_the_commit_is_that_of_the_library(tmp_path: Path, monkeypatch: pytest.M
     git("init", "-q")
     (tmp_path / ".gitignore").write_text(".venv\n")
     package = tmp_path / ".venv" / "lib" / "cebm"
-    shutil.copytree(Path(runs.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(provenance.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     git("add", ".gitignore")
     git("commit", "-qm", "theirs")
-    monkeypatch.setattr(runs, "__file__", str(package / "runs.py"))
-    assert source_commit() is None
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    assert provenance.source_commit() is None
     own = tmp_path / "src" / "cebm"
     shutil.copytree(package, own)
-    monkeypatch.setattr(runs, "__file__", str(own / "runs.py"))
-    assert source_commit() is None  # not yet committed
+    monkeypatch.setattr(provenance, "__file__", str(own / "provenance.py"))
+    assert provenance.source_commit() is None  # not yet committed
     git("add", "src")
     git("commit", "-qm", "ours")
-    assert source_commit() == git("rev-parse", "HEAD")
-    (own / "runs.py").write_text("# changed")
-    assert source_commit() == git("rev-parse", "HEAD") + "-dirty"
+    assert provenance.source_commit() == git("rev-parse", "HEAD")
+    (own / "provenance.py").write_text("# changed")
+    assert provenance.source_commit() == git("rev-parse", "HEAD") + "-dirty"
     monkeypatch.setenv("PATH", "")
-    assert source_commit() is None
+    assert provenance.source_commit() is None
 
 
 def test_evaluations_play_as_many_actions_of_a_chunk_as_the_job_says(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_from_nothing_measures_a_run_of_the_command_line() -> None:
 
 def test_a_speed_up_is_a_ratio_with_its_quartiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "TRIALS", {"ibc": SMALL})
-    rows = list(parallel.parallel(parallel.Arguments(batches=(8, 16), rounds=3, episodes=2), ALONE))
+    rows = list(parallel.parallel(parallel.Arguments(batches=(8, 16), trials=("ibc",), rounds=3, episodes=2), ALONE))
     assert [(row.batch, row.processes, row.repeats) for row in rows] == [(8, 1, 3), (16, 1, 3)]
     for row in rows:
         assert 0 < row.speed_up_q25 <= row.speed_up <= row.speed_up_q75

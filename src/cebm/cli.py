@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import cebm
+from cebm.threads import wait_shortly
 
 SamplerName = Literal[
     "langevin-ibc",
@@ -419,8 +420,7 @@ def _main(arguments: Sequence[str] | None) -> None:
     if arguments == ["--version"]:
         print(f"cebm {cebm.__version__}")
         return
-    # Threads that wait give their core away, as spinning ones stall on a busy machine. OpenMP reads this with torch.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_shortly(os.environ)  # before torch is imported
     if os.environ.get("NO_COLOR"):  # rich would still write bold and cursor codes, and tyro everything
         os.environ["TERM"] = "dumb"
     try:

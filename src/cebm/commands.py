@@ -26,11 +26,23 @@ from cebm.policy import EnergyPolicy
 from cebm.progress import ProgressBar, TensorBoard, measured, share_bar
 from cebm.protocols import PROTOCOLS, measure, to_document, words
 from cebm.recipes import TRIALS, Trial, find_trial
-from cebm.runs import Job, Listener, Outcome, check_new, demonstrations_of, load_job, material_of, resume, train
+from cebm.runs import (
+    Job,
+    Listener,
+    Outcome,
+    check_new,
+    demonstrations_of,
+    load_job,
+    material_of,
+    read_record,
+    resume,
+    train,
+)
 from cebm.samplers import Sampler
 from cebm.settings import find_piece, import_piece_module, to_json
 from cebm.storage import read_document, write_document
 from cebm.tasks import SHIPPED, Gym, ParticleTask, Task, shipped, task_of
+from cebm.threads import open_number
 
 if TYPE_CHECKING:
     from cebm.cli import Certify, Demos, Eval, Export, OnEngine, Sweep
@@ -147,7 +159,7 @@ class RunArguments:
     random_order: bool = False
     """The particle task's expert visits the goals in a random order."""
     threads: int | None = None
-    """Threads for torch."""
+    """Threads for torch. By default as many as are fastest when the run starts, by a short measurement."""
     tensorboard: bool = False
     """Log to TensorBoard too (needs the extra `tensorboard`)."""
     with_: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="with")] = ()
@@ -173,16 +185,16 @@ class ResumeArguments:
     steps: int | None = None
     """Train up to this many steps instead of the run's own number; a cosine learning rate then rises again."""
     threads: int | None = None
-    """Threads for torch; as many as before, or the numbers differ in the last digits."""
+    """Threads for torch, by default as many as before; with another number the last digits differ."""
     tensorboard: bool = False
     """Log to TensorBoard too (needs the extra `tensorboard`)."""
     with_: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="with")] = ()
     """A file or module of your own pieces that the run is made of; may be repeated."""
 
     def __call__(self) -> None:
-        set_threads(self.threads)
         import_pieces(self.with_)
         job = load_job(self.resume)
+        set_threads(_threads_before(self.resume) if self.threads is None and open_number() else self.threads)
         if self.steps is not None:
             job = replace(job, steps=self.steps)
         with group_of_environment(job.device) as group:
@@ -237,7 +249,7 @@ def train_command(arguments: list[str]) -> Callable[[], None]:
                 print(f"{material.summary()} ({origin})", flush=True)
 
             def start(listen: Listener) -> Outcome:
-                return train(job, out, listen, material, group, print)
+                return train(job, out, listen, material, group, print, parsed.threads is None and open_number())
 
             _run(job, out, parsed.tensorboard, start, group)
 
@@ -272,6 +284,12 @@ def _run(job: Job, out: Path, tensorboard: bool, start: Callable[[Listener], Out
         outcome = start(listen)
     best = [row for row in outcome.metrics if row["kind"] == "evaluation" and row["step"] == outcome.best_step][-1]
     print(f"best at step {outcome.best_step}: {measured(best, metric)} (validation)  {out}")
+
+
+def _threads_before(run: Path) -> int | None:
+    """The threads with which a run began, where this machine has as many."""
+    before = read_record(run).get("threads")
+    return before if isinstance(before, int) and 1 <= before <= torch.get_num_threads() else None
 
 
 def set_threads(threads: int | None) -> None:

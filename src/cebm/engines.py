@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, runtime_checkable
 
+from cebm.threads import wait_shortly
+
 GRACE = 20.0
 """Seconds that the result of a job may take to arrive, after SLURM has forgotten the job."""
 Words = tuple[str, ...]
@@ -73,7 +75,7 @@ class Local:
 
     def submit(self, task: Words) -> tuple[subprocess.Popen[bytes], Path | None]:
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "CEBM_PARENT": str(os.getpid())}
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        wait_shortly(environment)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         log = None
         if self.logs is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cebm.acting import Acting, Direct, Search
 from cebm.annealing import AnnealedSearch
+from cebm.arithmetic import Precision, check_precision
 from cebm.composition import vary, walk
 from cebm.denoising import DenoisingScore
 from cebm.energies import MLP, MixtureDensity, Nearest, NoiseConditional, Regression, Tilted, TwoStep
@@ -128,8 +129,15 @@ class Trial:
     """How the trained policy finds its action."""
     inputs: Inputs = Inputs()
     """Units, history, horizon and smoothing."""
+    precision: Precision = "float32"
+    """'bf16': training multiplies in bfloat16 in the hidden layers of networks; all else stays in float32. 'measured':
+    where that is faster, as measured before the first step; a resumed run keeps to it."""
+    compiled: bool = False
+    """Compile the training step by torch.compile and keep to that where it is faster, as measured before the first
+    step. Where it cannot be compiled, training goes on without."""
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         if not isinstance(self.penalties, tuple):
             raise ValueError(f"penalties must be a tuple, got {self.penalties!r}")
         if not isinstance(self.inputs, Inputs):

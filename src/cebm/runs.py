@@ -5,8 +5,6 @@ and policy/. One process at a time writes to it: the first, where a group of pro
 """
 
 import os
-import platform
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,15 +13,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
-import numpy as np
 import torch
 
-from cebm import __version__, legacy
+from cebm import legacy
 from cebm.demonstrations import Demonstrations, open_demonstrations
 from cebm.distributed import ALONE, Group, GroupError
 from cebm.evaluation import VALIDATION_SEED
 from cebm.loading import load
 from cebm.policy import FORMAT, VERSION, EnergyPolicy
+from cebm.provenance import source_commit, versions
 from cebm.recipes import Trial
 from cebm.selection import evaluation_row, score
 from cebm.settings import StorageError, from_json, to_json
@@ -194,11 +192,13 @@ def train(
     material: Material | None = None,
     group: Group = ALONE,
     say: Callable[[str], None] = lambda line: None,
+    choose_threads: bool = False,
 ) -> Outcome:
     """Starts a run in a new or empty directory; `listen` gets each row of metrics as it is written, and `say` a line
     for each thing that the units of the data are, before the first step. Nothing is written
     before the data are read and a first step has been tried, so a start that fails leaves nothing behind. `material`:
-    the job's, if it was read already. `group`: the processes that train together; all must see the directory."""
+    the job's, if it was read already. `group`: the processes that train together; all must see the directory.
+    `choose_threads`: measure on some steps how many threads of torch are fastest now, say it, and keep to that."""
     where = Path(directory)
     with group.together():
         check_new(where)
@@ -213,6 +213,8 @@ def train(
         trainer.rehearse()
     except FloatingPointError as error:
         raise DivergedError(f"{error}, at step 1; start again, with a lower learning rate") from error
+    if choose_threads and group.size == 1:
+        say(trainer.choose_threads())
     record = _run_record(job, material, group, trainer.notes)
     with ExitStack() as stack:
         with group.together():
@@ -568,30 +570,10 @@ def _metrics_file(where: Path, rows: list[dict[str, Any]]) -> Iterator[TextIO]:
         yield file
 
 
-def source_commit() -> str | None:
-    """The commit of the code that runs, where it is a checkout; '-dirty' where the code is not as committed. None where
-    cebm is installed inside somebody else's repository."""
-    here = Path(__file__)
-
-    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = ["git", "-C", str(here.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    try:
-        if git("ls-files", "--error-unmatch", here.name).returncode != 0:
-            return None
-        commit = git("rev-parse", "HEAD").stdout.strip()
-        dirty = git("diff", "--quiet", "HEAD", "--", ".").returncode == 1
-    except OSError:  # there is no git
-        return None
-    return f"{commit}-dirty" if commit and dirty else commit or None
-
-
 def _run_record(job: Job, material: Material, group: Group = ALONE, units: Sequence[str] = ()) -> dict[str, Any]:
-    versions = {"cebm": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "job": to_json(job),
-        "versions": {**versions, "python": platform.python_version()},
+        "versions": versions(),
         "commit": source_commit(),
         "threads": torch.get_num_threads(),
         "processes": group.size,

@@ -1,11 +1,13 @@
 """The state of a training and its one step, in memory; `runs` adds the run directory."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cebm.arithmetic import reducing
 from cebm.composition import built, modules_in
 from cebm.demonstrations import Demonstrations, Windows
 from cebm.distributed import ALONE, Group
@@ -25,7 +28,9 @@ from cebm.recipes import Trial
 from cebm.settings import StorageError
 from cebm.spaces import Box, Specification, check_finite, looking_later
 from cebm.storage import take
+from cebm.threads import choose
 from cebm.units import extended, located, measure, perturbed
+from cebm.ways import Compiled, Way, Ways, fastest
 
 Limits = tuple[Any, Any]
 Result = TypeVar("Result")
@@ -40,6 +45,7 @@ class Learner(nn.Module):
         self.energy = _expected(EnergyModel, trial.energy.build(spec, generator), trial.energy, "build")
         self.objective = built(trial.objective, spec, generator)
         self.pieces = nn.ModuleDict(modules_in(self.objective))
+        self.ways = Ways(trial.precision, trial.compiled)
 
     def loss(
         self, obs: Float[Tensor, "batch obs"], actions: Float[Tensor, "batch act"], generator: torch.Generator
@@ -140,6 +146,8 @@ class Trainer:
         if callable(remember):
             remember(*self._normalised(self.training, self._rows))
         self.average = copy.deepcopy(self.learner.energy) if trial.optimiser.average else None
+        self._compiled = Compiled(self.learner)
+        self.learner.ways.open_to(self.device)  # a precision that this device does not have is refused now
         self._trains = any(True for _ in self.learner.parameters())  # what has no weights has no gradients
         self.optimiser = trial.optimiser.make(self.learner.parameters())
         self.step_count = 0
@@ -168,13 +176,17 @@ class Trainer:
 
     def step(self) -> dict[str, Tensor]:
         """One optimiser step on the next batch; what to log of it, as tensors. Weights stay as they are when the
-        loss or its gradient is not finite: that is a FloatingPointError, or a ValueError that names the energy."""
+        loss or its gradient is not finite: that is a FloatingPointError, or a ValueError that names the energy. Where
+        a trial allows several ways to compute a step, the first call measures them."""
+        return self._step(self._settled())
+
+    def _step(self, way: Way) -> dict[str, Tensor]:
         self.learner.train()
         for settings in self.optimiser.param_groups:
             settings["lr"] = self._learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
         with self.group.together():
-            log = self._backward()
+            log = self._backward(way)
         if self.group.size > 1:
             self.group.average_gradients(self.learner.parameters())
             log["parameter_gradient_norm"] = self._gradient_norm()
@@ -186,11 +198,12 @@ class Trainer:
         self._follow()
         return log
 
-    def _backward(self) -> dict[str, Tensor]:
+    def _backward(self, way: Way) -> dict[str, Tensor]:
         """Gradients of the loss on this process's share of the batch, checked with one look; what to log of them."""
         with looking_later() as checks, self._global_randomness():
             obs, actions = self._batch(self.step_count)
-            loss, log = self.learner.loss(obs, actions, self.generator)
+            with reducing(way.half):
+                loss, log = (self._compiled if way.compiled else self.learner).loss(obs, actions, self.generator)
             if self._trains:
                 loss.backward()
         norm = log["parameter_gradient_norm"] = self._gradient_norm()
@@ -211,10 +224,51 @@ class Trainer:
 
     def rehearse(self) -> None:
         """Takes the next step and goes back to where it was: what cannot be trained fails now."""
+        with self.rehearsing():
+            self.step()
+            self.state()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Steps inside the block are taken back at its end; the way in which they are computed is kept."""
+        self._settled()
         state, step = self.state(), self.step_count
-        self.step()
-        self.state()
+        try:
+            yield
+        finally:
+            self._load(state, step)
+
+    def choose_threads(self) -> str:
+        """Leaves torch with as many threads as are fastest for this training now, and says so."""
+        most = torch.get_num_threads()
+        try:
+            with self.rehearsing():
+                return choose(self.step, most).words()
+        except (FloatingPointError, ValueError) as error:  # it diverges at once, and training will say so itself
+            torch.set_num_threads(most)
+            return f"{most} threads, as the first steps fail: {error}"
+
+    def _settled(self) -> Way:
+        """The way to compute a step: where there are several, the fastest of those that this device can go, measured
+        in turns. All of a group take the first process's choice."""
+        ways = self.learner.ways
+        taken = ways.taken()
+        if taken is not None:
+            return taken
+        tried = ways.open_to(self.device)
+        state, step = self.state(), self.step_count
+        seconds = dict.fromkeys(tried, math.inf)
+        for turn in range(4):
+            for index in tried:
+                if ways.all[index].compiled and self._compiled.broken:
+                    continue
+                began = perf_counter()
+                float(self._step(ways.all[index])["loss"])  # waits for the result
+                if turn:  # the first time is for what is only done once
+                    seconds[index] = min(seconds[index], perf_counter() - began)
         self._load(state, step)
+        ways.take(self.group.of_first(fastest(seconds)))
+        return self._settled()
 
     def check_weights(self) -> None:
         """FloatingPointError where a weight is NaN or infinite, so that training cannot go on from here."""

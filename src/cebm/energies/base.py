@@ -7,13 +7,14 @@ per observation, which is what a chain needs. Two methods are enough for an ener
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cebm.arithmetic import reduced, rounding
 from cebm.spaces import Specification, traced
 
 if TYPE_CHECKING:
@@ -205,16 +206,25 @@ class ModuleEnergy(EnergyModel):
         if self.encoder is None:
             self.check_obs(obs)
             return obs
-        return self.encoder(obs)
+        with self._cast(obs):
+            features = self.encoder(obs)
+        return features.to(obs.dtype) if features.dtype == torch.bfloat16 else features
 
     def energies(self, context: Context, actions: Actions) -> Energies:
         self.check(context, actions)
         rows = context.unsqueeze(1).expand(-1, actions.shape[1], -1)
-        energies = self.module(rows.flatten(0, 1), actions.flatten(0, 1))
+        with self._cast(actions):
+            energies = self.module(rows.flatten(0, 1), actions.flatten(0, 1))
         if energies.numel() != actions.shape[0] * actions.shape[1]:
             rows_given = actions.shape[0] * actions.shape[1]
             raise ValueError(f"module must return one energy per row ({rows_given}), got {tuple(energies.shape)}")
-        return energies.reshape(actions.shape[:2])
+        return energies.reshape(actions.shape[:2]).to(actions.dtype)
+
+    def _cast(self, values: Tensor) -> Any:
+        """Which of its products may be rounded only the module knows, so in bfloat16 it gets torch's own rules."""
+        if not reduced():
+            return nullcontext()
+        return rounding(values.device)
 
 
 class Penalty(EnergyModel):

@@ -33,7 +33,11 @@ class Trunk(nn.Module):
             if value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}, got {value}")
         sizes = chain([obs_dim], repeat(width, hidden_layers), [outputs])  # no list: a damaged file may ask for 10⁹
-        self.layers = nn.ModuleList(Linear(i, o, init, generator=generator) for i, o in pairwise(sizes))
+        # The first and the last layer keep every digit of observations and of what is learned from them.
+        self.layers = nn.ModuleList(
+            Linear(i, o, init, generator=generator, hidden=0 < place < hidden_layers)
+            for place, (i, o) in enumerate(pairwise(sizes))
+        )
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
         for place, layer in enumerate(linears(self.layers)):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cebm.arithmetic import product, reduced
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
 from cebm.products import linear, linear_into
 from cebm.spaces import Specification, traced
@@ -69,6 +70,16 @@ class FeedForwardEnergy(EnergyModel):
     def scratch_buffers(self) -> int:
         """How many buffers `trunk_and_gradient` can use."""
 
+    @property
+    @abstractmethod
+    def _hidden(self) -> bool:
+        """Whether there are hidden layers that may multiply in bfloat16."""
+
+    @property
+    def low(self) -> torch.dtype | None:
+        """The type in which hidden layers multiply now, where it is not that of the weights."""
+        return torch.bfloat16 if self._hidden and reduced() else None
+
     def encode(self, obs: Obs) -> Context:
         self.check_obs(obs)
         self.power_iterate()
@@ -123,19 +134,31 @@ class FeedForwardEnergy(EnergyModel):
         if whole:
             pre = context.unsqueeze(1) + F.linear(inputs, matrix)
             energies, gradient = self.trunk_and_gradient(pre.flatten(0, 1), [])
-            return energies.view(batch, samples), (gradient @ matrix).view_as(inputs)
+            return energies.view(batch, samples), (gradient.to(matrix.dtype) @ matrix).view_as(inputs)
         flat = inputs.reshape(batch * samples, -1)
         energies, gradients = flat.new_empty(len(flat)), torch.empty_like(flat)
         transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
-        buffers = _workspace(1 + self.scratch_buffers, block_rows, self.width, flat.dtype)
+        buffers = self._workspaces(block_rows, flat.dtype)
         for rows, observations in _blocks(batch, samples, block_rows):
             pre, *scratch = [buffer[: rows.stop - rows.start] for buffer in buffers]
             torch.mm(flat[rows], transposed, out=pre)
             shared = context[observations].unsqueeze(1)
             pre.view(len(shared), -1, self.width).add_(shared)
             energies[rows], gradient = self.trunk_and_gradient(pre, scratch)
+            gradient = gradient if gradient.dtype == pre.dtype else pre.copy_(gradient)
             gradients[rows] = F.linear(gradient, transposed)
         return energies.view(batch, samples), gradients.view_as(inputs)
+
+    def _workspaces(self, rows: int, dtype: torch.dtype) -> list[Tensor]:
+        """For the first layer's result, and what `trunk_and_gradient` can use: in bfloat16 one more, for that result
+        as the next layer reads it."""
+        scratch = self.scratch_buffers
+        if self.low is None or not scratch:
+            return _workspace(1 + scratch, rows, self.width, dtype)
+        return [
+            *_workspace(1, rows, self.width, dtype),
+            *_workspace(scratch + 1, rows, self.width, self.low),
+        ]
 
     def power_iterate(self) -> None:
         """Follows the weights with the spectral norms' estimates: once per training batch, and never in a chain."""
@@ -177,7 +200,7 @@ class MLPEnergy(FeedForwardEnergy):
         if hidden_layers < 1:
             raise ValueError(f"hidden_layers must be at least 1, got {hidden_layers}")
         make = partial(Linear, init=init, spectral_norm=spectral_norm, generator=generator)
-        self.hidden = nn.ModuleList(make(width, width) for _ in range(hidden_layers - 1))
+        self.hidden = nn.ModuleList(make(width, width, hidden=True) for _ in range(hidden_layers - 1))
         self.last = make(width, 1)
         self._layers = (*linears(self.hidden), self.last)  # at hand: no search in the module at every call
 
@@ -191,24 +214,37 @@ class MLPEnergy(FeedForwardEnergy):
     def scratch_buffers(self) -> int:
         return len(self._layers)
 
+    @property
+    def _hidden(self) -> bool:
+        return len(self._layers) > 1
+
     def trunk_and_gradient(
         self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
         relu = torch.relu_ if scratch else torch.relu
         *hidden, last = self._layers
         buffers: list[Tensor | None] = [*scratch] or [None] * self.scratch_buffers
-        spare, *outs = buffers
-        matrices = [layer.matrix() for layer in hidden]
-        activations = [relu(pre)]
-        for matrix, layer, out in zip(matrices, hidden, outs, strict=True):
-            activations.append(relu(linear_into(out, activations[-1], matrix, layer.bias)))
+        spare, *outs = buffers[: self.scratch_buffers]
+        operands = [layer.operands() for layer in hidden]
+        matrices = [matrix for matrix, _ in operands]
+        first, half = relu(pre), self.low is not None
+        if half:  # the first layer's result stays what it is, and its own buffer is free for the products below
+            first, spare_product = (scratch[-1].copy_(first) if scratch else first.bfloat16()), pre
+        else:
+            spare_product = spare
+        activations = [first]
+        for (matrix, bias), out in zip(operands, outs, strict=True):
+            activations.append(relu(linear_into(out, activations[-1], matrix, bias)))
         output = last.matrix()[0]
         top = activations.pop()
         # The same as top @ output; but that product may read a row in another core than the one that has it in its
         # cache and writes to it next, which costs more than the product itself.
-        products = torch.mul(top, output, out=spare).sum(-1) if scratch else top @ output
+        if scratch:
+            products = torch.mul(top, output, out=spare_product).sum(-1)
+        else:
+            products = (top * output).sum(-1) if half else top @ output
         energies = products + last.bias
-        gradient = _gate(output.expand_as(top), top, in_place=bool(scratch))
+        gradient = _gate(output.to(top.dtype).expand_as(top), top, in_place=bool(scratch))
         while activations:
             below = linear_into(spare, gradient, matrices.pop().t())
             gradient = _gate(below, activations.pop(), in_place=bool(scratch))
@@ -234,8 +270,8 @@ class ResidualEnergy(FeedForwardEnergy):
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
         make = partial(Linear, init=init, spectral_norm=spectral_norm, generator=generator)
-        self.inner = nn.ModuleList(make(width, width) for _ in range(blocks))
-        self.outer = nn.ModuleList(make(width, width) for _ in range(blocks))
+        self.inner = nn.ModuleList(make(width, width, hidden=True) for _ in range(blocks))
+        self.outer = nn.ModuleList(make(width, width, hidden=True) for _ in range(blocks))
         self.last = make(width, 1)
 
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
@@ -247,20 +283,25 @@ class ResidualEnergy(FeedForwardEnergy):
     def scratch_buffers(self) -> int:
         return 0
 
+    @property
+    def _hidden(self) -> bool:
+        return True
+
     def trunk_and_gradient(
         self, pre: Float[Tensor, "rows width"], scratch: list[Tensor]
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
         steps = []
         for inner, outer in zip(linears(self.inner), linears(self.outer), strict=True):
-            outside, matrix_in, matrix_out = torch.relu(pre), inner.matrix(), outer.matrix()
-            inside = torch.relu(linear(outside, matrix_in, inner.bias))
-            pre = pre + linear(inside, matrix_out, outer.bias)
+            (matrix_in, bias_in), (matrix_out, bias_out) = inner.operands(), outer.operands()
+            outside = torch.relu(pre).to(matrix_in.dtype)
+            inside = torch.relu(linear(outside, matrix_in, bias_in))
+            pre = pre + linear(inside, matrix_out, bias_out)
             steps.append((outside, matrix_in, inside, matrix_out))
         output = self.last.matrix()[0]
         energies = pre @ output + self.last.bias
         gradient = output.expand_as(pre)
         for outside, matrix_in, inside, matrix_out in reversed(steps):
-            below = _gate(linear(gradient, matrix_out.t()), inside)
+            below = _gate(linear(gradient.to(matrix_out.dtype), matrix_out.t()), inside)
             gradient = gradient + _gate(linear(below, matrix_in.t()), outside)
         return energies, gradient
 
@@ -378,8 +419,11 @@ class Linear(nn.Module):
         init: Init = "normal",
         spectral_norm: bool = False,
         generator: torch.Generator | None = None,
+        hidden: bool = False,
     ) -> None:
+        """`hidden`: training may multiply in bfloat16 here, and hands the result on in it."""
         super().__init__()
+        self.hidden = hidden
         device = generator.device if generator is not None else None
         self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device))
         self.bias = nn.Parameter(torch.empty(outputs, device=device))
@@ -418,7 +462,17 @@ class Linear(nn.Module):
         return weight / (self.left @ weight @ self.right) if self.spectral_norm else weight
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        return linear(x, self.matrix(), self._parameters["bias"])
+        return product(x, self.matrix(), self._parameters["bias"], self.half)
+
+    @property
+    def half(self) -> bool:
+        """Whether this layer multiplies in bfloat16 now."""
+        return self.hidden and reduced()
+
+    def operands(self) -> tuple[Float[Tensor, "outputs inputs"], Float[Tensor, " outputs"]]:
+        """W and b in the type in which they are multiplied now."""
+        matrix, bias = self.matrix(), cast(Tensor, self._parameters["bias"])
+        return (matrix.bfloat16(), bias.bfloat16()) if self.half else (matrix, bias)
 
     def lay_out(self) -> None:
         """Keeps W column by column, as its product with few rows reads it: a third quicker for one row or sixteen.

@@ -13,7 +13,6 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cebm.arithmetic import Precision, check_precision, half_is_faster, reduced, rounding
 from cebm.energies.base import (
     Actions,
     Context,
@@ -37,7 +37,6 @@ from cebm.products import linear
 from cebm.spaces import Specification, traced
 
 Form = Literal["dot", "affine", "scalar", "half-squared-difference"]
-Precision = Literal["float32", "bf16", "measured"]
 _LADDER = (5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.04)
 """`levels` of an energy, in units of d: those at which it is shown and checked. It knows all others too."""
 
@@ -183,22 +182,6 @@ class _Precision(nn.Module):
         return self.known
 
 
-def half_is_faster(device: torch.device, size: int = 256, repeats: int = 20, least: float = 1.2) -> bool:
-    """Whether products of matrices take at most 1/`least` of the time in bfloat16: the fastest of many, a few
-    milliseconds in all. Where a processor only imitates bfloat16 it is up to 70 times slower."""
-    took = []
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix, times = torch.ones(size, size, dtype=dtype, device=device), []
-        for _ in range(repeats):
-            began = perf_counter()
-            float(torch.mm(matrix, matrix)[0, 0])  # waits for the result
-            times.append(perf_counter() - began)
-            if sum(times) > 0.05:
-                break
-        took.append(min(times))
-    return took[0] > least * took[1]
-
-
 class NoiseConditionalEnergy(EnergyModel):
     """E_s(x, y) at every level s; see the module. `energies` without `at` are those at `level · d`.
 
@@ -320,9 +303,10 @@ class NoiseConditionalEnergy(EnergyModel):
 
     def _cast(self, values: Tensor) -> Any:
         """Products in bfloat16 while training, where that is asked for: acting and its energies stay in float32."""
-        if not (self.training and torch.is_grad_enabled() and self.precision.is_half(values.device)):
+        learning = self.training and torch.is_grad_enabled()
+        if not (reduced() or (learning and self.precision.is_half(values.device))):
             return nullcontext()
-        return torch.autocast(values.device.type, torch.bfloat16)
+        return rounding(values.device)
 
     def check(self, context: Context, actions: Tensor) -> None:
         if self.base is not None and (not isinstance(context, tuple) or len(context) != 2):
@@ -383,8 +367,7 @@ class NoiseConditional:
         for name, least in (("width", 1), ("blocks", 0), ("encoder_width", 1), ("encoder_blocks", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.precision not in ("float32", "bf16", "measured"):
-            raise ValueError(f"precision must be 'float32', 'bf16' or 'measured', got {self.precision!r}")
+        check_precision(self.precision)
         if self.form not in ("dot", "affine", "scalar", "half-squared-difference"):
             raise ValueError(f"form must be 'dot', 'affine', 'scalar' or 'half-squared-difference', got {self.form!r}")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from cebm.evaluation import TEST_SEED, evaluate
 from cebm.loading import load
-from cebm.runs import DivergedError, Job, load_metrics, material_of, resume, source_commit, train
+from cebm.provenance import source_commit
+from cebm.runs import DivergedError, Job, load_metrics, material_of, resume, train
 from cebm.selection import score
 from cebm.settings import from_json, import_piece_module, to_json
 from cebm.storage import LockedError, read_document, write_document
