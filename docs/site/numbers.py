@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.document import replaced, table
-from docs.site import reading, robots, speed, stability, studies, trust
+from docs.site import reading, robots, scaling, speed, stability, studies, trust
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,6 +150,7 @@ def tables() -> dict[str, str]:
         "others": table(head, others),
         **studies.tables(),
         **trust.tables(),
+        **scaling.tables(),
         **speed.tables(),
         **reading.tables(),
     }
@@ -175,6 +176,7 @@ def values() -> dict[str, str]:
     return {
         **{f"stability steady-{case}": _stability(f"steady-{case}") for case in STABILITY},
         **robots.values(),
+        **scaling.values(),
         **speed.values(),
         "act ms": f"{act['ms_p50']:.1f} ms",
         "demo seconds": f"{_json('docs/demo.json')['seconds']:.0f} s",
