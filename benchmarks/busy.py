@@ -120,7 +120,7 @@ class Subject:
     def ask(self, seconds: float, beside: int | None) -> dict[str, Any]:
         """Steps per second, with how many threads, and how many cores third programs took: the least disturbed of
         a few attempts. `beside` is the neighbour's process."""
-        found = []
+        found: list[dict[str, Any]] = []
         while len(found) < ATTEMPTS and not (found and found[-1]["others"] < DISTURBED):
             print(seconds, file=self.process.stdin, flush=True)
             if not json.loads(self._answer()).get("chosen"):

@@ -22,8 +22,6 @@ from cebm.products import linear
 Precision = Literal["float32", "bf16", "measured"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bf16", "measured")
 _REDUCED: ContextVar[bool] = ContextVar("reduced", default=False)
-_SLOW = 3.0
-"""Where bfloat16 takes so many times as long as float32, the processor only imitates it."""
 
 
 def reduced() -> bool:
@@ -77,7 +75,7 @@ def why_not_half(device: torch.device) -> str:
         return f"{device} has no bfloat16 ({' '.join(str(error).split())[:80]})"
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return f"{torch.cuda.get_device_name(device)} only imitates bfloat16"
-    if device.type == "cpu" and speed_of_half(device) < 1 / _SLOW:
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "this processor only imitates bfloat16, which is many times slower than float32"
     return ""
 

@@ -7,7 +7,7 @@ resumed goes on the same way, bit for bit.
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Compiled:
     """A learner whose loss is computed by torch.compile, until that fails: then as it is, with a warning."""
 
     def __init__(self, learner: Any) -> None:
-        self._learner, self._loss = learner, None
+        self._learner, self._loss = learner, cast(Any, None)
         self.broken = False
         """Whether compiling has failed here."""
 

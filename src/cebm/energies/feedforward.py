@@ -228,10 +228,8 @@ class MLPEnergy(FeedForwardEnergy):
         operands = [layer.operands() for layer in hidden]
         matrices = [matrix for matrix, _ in operands]
         first, half = relu(pre), self.low is not None
-        if half:  # the first layer's result stays what it is, and its own buffer is free for the products below
-            first, spare_product = (scratch[-1].copy_(first) if scratch else first.bfloat16()), pre
-        else:
-            spare_product = spare
+        if half:  # from here on; the first layer's own buffer is then free for the products below
+            first = scratch[-1].copy_(first) if scratch else first.bfloat16()
         activations = [first]
         for (matrix, bias), out in zip(operands, outs, strict=True):
             activations.append(relu(linear_into(out, activations[-1], matrix, bias)))
@@ -240,7 +238,7 @@ class MLPEnergy(FeedForwardEnergy):
         # The same as top @ output; but that product may read a row in another core than the one that has it in its
         # cache and writes to it next, which costs more than the product itself.
         if scratch:
-            products = torch.mul(top, output, out=spare_product).sum(-1)
+            products = torch.mul(top, output, out=pre if half else spare).sum(-1)
         else:
             products = (top * output).sum(-1) if half else top @ output
         energies = products + last.bias
@@ -462,17 +460,17 @@ class Linear(nn.Module):
         return weight / (self.left @ weight @ self.right) if self.spectral_norm else weight
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        return product(x, self.matrix(), self._parameters["bias"], self.half)
+        return product(x, self.matrix(), self._parameters["bias"], self.rounds)
 
     @property
-    def half(self) -> bool:
+    def rounds(self) -> bool:
         """Whether this layer multiplies in bfloat16 now."""
         return self.hidden and reduced()
 
     def operands(self) -> tuple[Float[Tensor, "outputs inputs"], Float[Tensor, " outputs"]]:
         """W and b in the type in which they are multiplied now."""
         matrix, bias = self.matrix(), cast(Tensor, self._parameters["bias"])
-        return (matrix.bfloat16(), bias.bfloat16()) if self.half else (matrix, bias)
+        return (matrix.bfloat16(), bias.bfloat16()) if self.rounds else (matrix, bias)
 
     def lay_out(self) -> None:
         """Keeps W column by column, as its product with few rows reads it: a third quicker for one row or sixteen.
