@@ -507,13 +507,29 @@ def test_plans_are_words_only(undisturbed: Path) -> None:
 def test_the_time_left_is_by_the_pace_since_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter((100.0, 160.0))
+    clock = iter((100.0, 160.0, 160.0))
     monkeypatch.setattr("cebm.sweep.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
     shares = {"first": 0.0, "second": 0.0}
     display = Display("test", {"first": 1.0, "second": 2.0}, 4, shares.__getitem__)
     display.finished("first", "")  # a third of the work, in a minute
     assert "3 of 4: first  about 2 min left" in capsys.readouterr().err
     assert display.left(0.0) == ""  # nothing done yet tells nothing
+
+
+def test_a_log_says_once_in_a_while_how_far_a_long_run_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("cebm.sweep.display.time", SimpleNamespace(monotonic=lambda: now[0]))
+    shares = {"first": 0.0, "second": 0.0}
+    display = Display("test", {"first": 1.0, "second": 1.0}, 3, shares.__getitem__)
+    now[0], shares["first"] = 390.0, 0.5
+    display.update()
+    assert not capsys.readouterr().err  # too soon
+    now[0] = 700.0
+    for _ in range(2):
+        display.update()
+    assert capsys.readouterr().err.splitlines() == ["1 of 3 runs  about 30 min left, 25% of the steps"]
 
 
 def test_a_share_is_that_of_the_last_row() -> None:

@@ -1,6 +1,7 @@
 """The benchmark's numbers have the promised form; how good they are is for the benchmark itself to say."""
 
 import json
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bench, document, from_nothing, measure, parallel
-from benchmarks.bench import ChainBench, make_trainer, varied, work_and_memory
+from benchmarks import bench, busy, document, from_nothing, measure, parallel
+from benchmarks.bench import ChainBench, machine, make_trainer, varied, work_and_memory
 from cebm.composition import vary
 from cebm.distributed import ALONE
 from cebm.negatives import Uniform
@@ -319,3 +320,40 @@ def test_a_speed_up_is_a_ratio_with_its_quartiles(monkeypatch: pytest.MonkeyPatc
     for row in rows:
         assert 0 < row.speed_up_q25 <= row.speed_up <= row.speed_up_q75
         assert f"batch {row.batch}: 1 processes are {row.speed_up:.2f} times as fast as one" in str(row)
+
+
+def test_a_way_beside_a_neighbour_is_compared_within_its_round() -> None:
+    """A machine that halves its pace in a round changes no ratio."""
+    others = {"others": 0.1}
+    rounds = [
+        {
+            busy.ONE: {"rate": 40.0 / slow, "threads": 1} | others,
+            busy.DEFAULT: {"rate": 60 / slow, "threads": 2} | others,
+        }
+        for slow in (1, 2, 1)
+    ]
+    row = busy._row("ibc", busy.DEFAULT, True, rounds, machine(2))
+    assert (row.ratio, row.ratio_q25, row.ratio_q75) == (1.5, 1.5, 1.5)
+    assert row.chosen == {"2": 3} and row.others == pytest.approx(0.1) and row.step_ms == pytest.approx(1000 / 60)
+    assert "ibc beside a busy neighbour, default: 16.7 ms a step, 1.50 times as fast as one thread" in str(row)
+    assert not busy._row("ibc", busy.ONE, False, rounds, machine(2)).chosen
+
+
+def test_the_neighbour_takes_a_core_and_leaves() -> None:
+    with busy.neighbour(True) as process:
+        assert process is not None
+        late = time.monotonic() + 60
+        while busy._taken(process) < 0.05:
+            assert time.monotonic() < late, "the neighbour does not compute"
+            time.sleep(0.05)
+    assert not Path(f"/proc/{process}").exists()
+    with busy.neighbour(False) as process:
+        assert process is None
+
+
+@pytest.mark.slow
+def test_a_process_is_asked_for_its_pace() -> None:
+    with busy.Subject("steady", busy.DEFAULT) as subject:
+        subject.ready()
+        found = subject.ask(0.2, None)
+    assert found["rate"] > 0 and found["threads"] >= 1 and found["others"] >= -0.5

@@ -1,8 +1,12 @@
-"""One progress display over many tasks: a bar on a terminal, a line per finished task in a log."""
+"""One progress display over many tasks: a bar on a terminal; in a log a line per finished task, and one every five
+minutes in which none ends."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+
+PAUSE = 300.0
+"""Seconds between two lines of a log in which no task ends."""
 
 
 class Display:
@@ -32,7 +36,7 @@ class Display:
         self._total = sum(costs.values())
         self._earlier, self._began = self._work(), time.monotonic()
         self._task = self._bar.add_task("", total=self._total, text="")
-        self._looked = 0.0
+        self._looked = 0.0 if self._live else self._began
 
     def _work(self) -> float:
         return sum(cost * (1.0 if key in self._done else self._share(key)) for key, cost in self._costs.items())
@@ -50,17 +54,23 @@ class Display:
         self._done.add(key)
         self._failed += bool(error)
         if not self._live:
+            self._looked = time.monotonic()
             count = self._of - len(self._costs) + len(self._done)
             words = f"failed: {error}" if error else self.left(self._work())
             self._console.print(f"{count} of {self._of}: {key}  {words}", highlight=False, markup=False, soft_wrap=True)
 
     def update(self) -> None:
-        """Shows how far all tasks are, at most once a second."""
-        if not self._live or time.monotonic() - self._looked < 1:
+        """Shows how far all tasks are, at most once a second, or in a log once in a while."""
+        if time.monotonic() - self._looked < (1 if self._live else PAUSE):
             return
         self._looked, done = time.monotonic(), self._work()
         text = f"{self._of - len(self._costs) + len(self._done)} of {self._of} runs  {self.left(done)}"
-        self._bar.update(self._task, completed=done, text=text + (f"  {self._failed} failed" if self._failed else ""))
+        text += f"  {self._failed} failed" if self._failed else ""
+        if self._live:
+            self._bar.update(self._task, completed=done, text=text)
+            return
+        share = done / self._total if self._total else 1.0
+        self._console.print(f"{text}, {share:.0%} of the steps", highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> "Display":
         if self._live:
