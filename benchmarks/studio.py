@@ -64,14 +64,17 @@ WATCH = """(async () => {
 """The picture is on the canvas when the microtask runs; the page draws within the same turn."""
 SMALL = """(() => {
   const { fetch } = window;
-  window.fetch = (where, what) => fetch(where, { ...what, body: what.body.replace('"points":96', '"points":24') });
+  const few = '"values":{"candidates":8,"sampler.steps":5}';
+  const small = (body) => body.replace(/"points":(64|96)/, '"points":24').replace('"values":{}', few);
+  window.fetch = (where, what) => fetch(where, { ...what, body: small(what.body) });
   window.after = async (act) => {
     const ready = () => Number(document.querySelector('#landscape').dataset.ready || 0), before = ready();
     act();
     while (ready() === before) await new Promise((done) => setTimeout(done, 1));
   };
 })()"""
-"""Smaller pictures, so that 10,000 interactions take minutes: what one leaves behind does not depend on its size."""
+"""Smaller pictures and searches, so that 10,000 interactions take minutes: what one leaves behind does not depend on
+its size."""
 
 
 def prepared(folder: Path, steps: int = 10) -> list[Path]:

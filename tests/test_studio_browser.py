@@ -374,6 +374,17 @@ def test_dragging_the_block_of_push_t_moves_the_landscape(page: Browser, subject
     page.keep("push-t")
 
 
+def test_another_policy_does_not_show_the_search_of_the_one_before(page: Browser) -> None:
+    look_at(page, 0)
+    page.until("document.querySelector('#words').textContent")
+    left = page.run(
+        f"(() => {{ ({PUT})('#subject', '{PUSHT}'); return document.querySelector('#words').textContent"
+        " + document.querySelector('#numbers-along').textContent + document.querySelector('#along').textContent; })()"
+    )
+    assert left == ""
+    page.until("document.querySelector('#words').textContent")
+
+
 def test_the_slider_goes_through_the_noise_levels(page: Browser, subjects: list[Subject]) -> None:
     look_at(page, LEVELS)
     before, policy = pixels(page), subjects[LEVELS].policy

@@ -11,7 +11,7 @@ RECORD = Path(__file__).parents[2] / "docs/reading.jsonl"
 def tables() -> dict[str, str]:
     """How long each format takes, and its memory."""
     rows = [json.loads(line) for line in RECORD.read_text().splitlines()]
-    head = ("format", "read and split", "peak memory", "with a history of 2 and a horizon of 8")
+    head = ("format", "processor time to read and split", "peak memory", "with a history of 2 and a horizon of 8")
     shown = [
         (
             row["format"],

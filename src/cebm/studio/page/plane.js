@@ -192,7 +192,7 @@ export function fillLegend(element, shown, way) {
   const key = JSON.stringify([list, scale, shown.palette, css("--paper")]);
   if (element.legend !== key) signs(element, shown, scale, list);
   // Most pictures differ in their numbers alone.
-  if (scale && (element.legend !== key || element.range !== range)) drawScale(brush(element.querySelector("canvas"), ...SCALE), shown);
+  if (scale && (element.legend !== key || element.range !== range)) drawScale(brush(element.scale, ...SCALE), shown);
   Object.assign(element, { legend: key, range });
 }
 
@@ -204,7 +204,8 @@ function signs(element, shown, scale, list) {
     canvas.setAttribute("aria-hidden", "true"); text.textContent = words;
     item.append(canvas); item.append(text); element.append(item);
     draw(brush(canvas, width, height));
+    return canvas;
   };
-  if (scale) add(...SCALE, () => {}, shown.compact ? "energy above the picture’s lowest; dark is likely" : "energy; dark is likely");
+  if (scale) element.scale = add(...SCALE, () => {}, shown.compact ? "energy above the picture’s lowest; dark is likely" : "energy; dark is likely");
   for (const [icon, words] of list) add(18, 16, ({ pen }) => ICONS[icon](pen), words);
 }

@@ -68,6 +68,13 @@ function offer() {
   element("certificate").textContent = "";
 }
 
+// What was found for another policy goes at once, and not when this one's search has ended.
+function clear() {
+  shown.search = null;
+  element("words").textContent = "";
+  element("numbers-along").tBodies[0].replaceChildren(); element("along").replaceChildren();
+}
+
 export function start() {
   player = new Player({ button: element("play"), range: element("frame"), output: element("frame-value") }, 90);
   for (const way of document.querySelectorAll("[name=way]")) way.onchange = () => change({ way: way.value, values: {} });
@@ -80,6 +87,6 @@ export function start() {
   });
   listen(["subject", "way", "values", "seed"], offer);
   listen(["subject", "way", "values", "seed", "axes", "principal", "tab"], run);
-  listen(["subject"], () => { shown.search = null; });
+  listen(["subject"], clear);
   listen(["obs"], soon);
 }
