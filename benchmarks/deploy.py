@@ -1,8 +1,10 @@
 """How long does a single action take, by each way to deploy a policy? `policy.act`, its exported formats, and the bare
-computation of the policy's graph are timed in turns, so that a busy machine slows all of them.
+computation of the policy's graph are timed in turns, so that a busy machine slows all of them; in an order that is
+drawn for each round, so that no way always finds its weights in the cache because another one has just used them.
 """
 
 import math
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,10 +97,12 @@ def bench_deploy(threads: int, repeats: int) -> Iterator[DeployBench]:
 def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Milliseconds of each way in each round, by the clock and of the processor, after some rounds that warm up."""
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    order, source = list(ways), random.Random(0)
     for count in range(rounds + 10):
-        for way, work in ways.items():
+        source.shuffle(order)
+        for way in order:
             began, busy = perf_counter(), process_time()
-            work()
+            ways[way]()
             if count >= 10:
                 times[way].append((1e3 * (perf_counter() - began), 1e3 * (process_time() - busy)))
     return {way: (np.array(values)[:, 0], np.array(values)[:, 1]) for way, values in times.items()}
@@ -128,7 +132,7 @@ def bare_steady(policy: EnergyPolicy) -> Callable[[Tensor], Tensor]:
         return F.linear(hidden, w3, b3).squeeze(-1)
 
     def without_nan(energies: Tensor, y: Tensor) -> Tensor:
-        return (energies + 0 * y.sum(-1)).nan_to_num(torch.inf, torch.inf, torch.inf)
+        return torch.add(energies, y.sum(-1), alpha=0).nan_to_num(torch.inf, torch.inf, torch.inf)
 
     @torch.inference_mode()
     def act(obs: Tensor) -> Tensor:
@@ -161,7 +165,7 @@ def bare_steady(policy: EnergyPolicy) -> Callable[[Tensor], Tensor]:
         away = y.unsqueeze(2) - means.unsqueeze(1)
         parts = heights.unsqueeze(1) - 0.5 * (away * away * precisions.unsqueeze(1)).sum(-1)
         energies = without_nan(tilted(context, y) - parts.logsumexp(-1), y)
-        index = torch.where(energies[:, 0] < torch.inf, 0, energies.min(1).indices)
+        index = torch.where(energies[:, 0] < torch.inf, 0, energies.argmin(1))
         return (y[torch.arange(1), index] * units[3] + units[2]).clamp(*policy.limits)[0]
 
     return act

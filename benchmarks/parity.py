@@ -3,7 +3,9 @@
 Each kind of policy is trained for 300 steps on the particle (columns of every kind on drawn numbers), exported, and fed
 1,000 observations with the numbers that `policy.act` drew. Counted are the rows that differ by more than 1e-5, and how
 many of them are ties: rounding decides between two candidates whose energies agree within 1e-4. Beside the formats
-stands "float64": the same policy in double precision, which tells how exact `policy.act` is itself.
+stands "float64": the same policy in double precision, which tells how exact `policy.act` is itself; and "nudged": that
+one beside itself with its observations and random numbers changed by half a unit of float32's last digit. Where this
+alone moves an action by more than 1e-5, no computation in float32 can be exact, however it is written.
 """
 
 import argparse
@@ -20,19 +22,22 @@ import numpy as np
 import torch
 
 import cebm
-from cebm import MALA, MLP, DerivativeFree, EnergyPolicy, Langevin, MixtureDensity, Part, Search, Trial, vary
+from cebm import HMC, MALA, MLP, DerivativeFree, EnergyPolicy, Langevin, MixtureDensity, Part, Search, Trial, vary
 from cebm.denoising import DenoisingScore
 from cebm.energies import NoiseConditional, NoiseConditionalTilt, Residual
 from cebm.export import Contract, Format, contract_of
 from cebm.exported import ExportedPolicy, load_exported
 from cebm.randomness import Recorder, Slices
 from cebm.recipes import TRIALS
+from cebm.samplers import Tempering
 from cebm.tasks import ParticleTask, collect_particle
 from cebm.trainer import Trainer
 from cebm.units import Angle, Category, Quaternion, Relative
 
 TOLERANCE, OBSERVATIONS, STEPS = 1e-5, 1000, 300
-FORMATS = (*get_args(Format), "float64")
+FORMATS = (*get_args(Format), "float64", "nudged")
+NUDGE = 2.0**-24
+"""Half a unit of float32's last digit, relative."""
 
 SMALL_LEVELS = NoiseConditional(width=32, encoder_width=32)
 
@@ -54,6 +59,9 @@ KINDS: dict[str, Trial] = {
     "ibc": trial_of("ibc", acting=Search(candidates=16)),
     "correct": trial_of("correct", acting=Search(Langevin("correct", noise=1.0), 16)),
     "MALA": trial_of("ibc", acting=Search(MALA(steps=8, adapt=4), 16)),
+    "HMC": trial_of("ibc", acting=Search(HMC(steps=4, adapt=0), 8)),
+    "HMC that adapts": trial_of("ibc", acting=Search(HMC(steps=6, adapt=4, longest=4, step_size=0.05), 8)),
+    "tempering": trial_of("ibc", acting=Search(Tempering(MALA(adapt=3), steps=6, levels=3), 8)),
     "derivative-free": trial_of("dfo", acting=Search(DerivativeFree(), 16)),
     "autoregressive": trial_of("dfo", acting=Search(DerivativeFree(autoregressive=True), 16)),
     "kept": trial_of("ibc", acting=Search(Langevin("ibc", noise=0.01), 16, keep=4)),
@@ -138,8 +146,8 @@ def given(recorder: Recorder, contract: Contract, batch: int) -> dict[str, torch
     for (kind, numbers), draw in zip(recorder.drawn, contract.draws, strict=True):
         if kind != draw.kind:
             raise RuntimeError(f"the policy drew {kind} numbers where the file takes {draw.kind} ones")
-        numbers = numbers if draw.per_row else numbers.unsqueeze(0)
-        parts.setdefault(kind, []).append(numbers.flatten(1).expand(batch, -1))
+        rows = batch if draw.per_row and len(numbers) > 1 else 1
+        parts.setdefault(kind, []).append(numbers.reshape(rows, -1).expand(batch, -1))
     return {kind: torch.cat(each, 1) for kind, each in parts.items()}
 
 
@@ -198,26 +206,40 @@ def by_file(policy: EnergyPolicy, format: Format, folder: Path) -> Again:
     return lambda obs, drawn: exported.act_with(torch.from_numpy(obs), given(drawn, exported.contract, len(obs)))
 
 
-def in_float64(policy: EnergyPolicy) -> Again:
-    """By the policy itself, in float64: how exact `policy.act` is."""
+def in_float64(policy: EnergyPolicy, nudge: torch.Generator | None = None) -> Again:
+    """By the policy itself, in float64: how exact `policy.act` is. With a generator its inputs are nudged."""
     contract, doubled = contract_of(policy), in_double_precision(policy)
+
+    def nudged(values: torch.Tensor) -> torch.Tensor:
+        values = values.double()
+        if nudge is None:
+            return values
+        return values * (1 + NUDGE * (1 - 2 * torch.randint(2, values.shape, generator=nudge)))
 
     def act(obs: np.ndarray, drawn: Recorder) -> torch.Tensor:
         numbers = given(drawn, contract, len(obs))
-        normal, uniform = (numbers.get(kind, torch.empty(len(obs), 0)).double() for kind in ("normal", "uniform"))
+        normal, uniform = (nudged(numbers.get(kind, torch.empty(len(obs), 0))) for kind in ("normal", "uniform"))
         again = Slices(normal, uniform, [draw.per_row for draw in contract.draws])
-        return torch.from_numpy(doubled.act(obs.astype(np.float64), generator=again))
+        return torch.from_numpy(doubled.act(nudged(torch.from_numpy(obs)).numpy(), generator=again))
 
     return act
 
 
-def measured(kind: str, format: Literal[Format, "float64"], folder: Path, generator: torch.Generator) -> Parity:
+def measured(
+    kind: str, format: Literal[Format, "float64", "nudged"], folder: Path, generator: torch.Generator
+) -> Parity:
     """Trains, exports and compares."""
     policy, away, ties = policy_of(kind, STEPS), [], 0
-    again = in_float64(policy) if format == "float64" else by_file(policy, format, folder)
+    exact = in_float64(policy)
+    if format == "nudged":
+        again = in_float64(policy, torch.Generator().manual_seed(1))
+    else:
+        again = exact if format == "float64" else by_file(policy, format, folder)
     for part in np.array_split(observations(policy, OBSERVATIONS), 10):
         recorder = Recorder(generator)
         wanted = torch.from_numpy(policy.act(part, generator=recorder))
+        if format == "nudged":
+            wanted = exact(part, recorder).to(wanted.dtype)
         found = again(part, recorder).to(wanted.dtype)
         away.append((found - wanted).abs().amax(1))
         far = away[-1] > TOLERANCE

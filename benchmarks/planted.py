@@ -169,7 +169,9 @@ class PlantedTempering:
 def _always_swapped(state: Any, k: int) -> tuple[Any, Tensor]:
     """The two coldest levels exchange their states whatever their energies."""
     rows, inner, beta = state.rows, state.inner, state.betas
-    swap = torch.cat([torch.arange(rows, 2 * rows), torch.arange(rows), torch.arange(2 * rows, len(beta))])
+    swap = torch.arange(len(beta)).view(rows, -1)  # a row of temperatures for each observation
+    swap[:, :2] = swap[:, :2].flip(1)
+    swap = swap.flatten()
     ratio = (beta / beta[swap]).view(-1, 1)
     inner = inner._replace(
         actions=inner.actions[swap],

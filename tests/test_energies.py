@@ -226,9 +226,33 @@ def test_gradients_are_those_of_autograd(
     with torch.set_grad_enabled(grad):
         context = energy.encode(obs)
         energies, gradients = energy.energies_and_gradients(context, actions)
+        alone = energy.gradients(context, actions)
     expected = autograd_gradient(energy, detached(context), actions)
     assert_close(energies.detach(), expected[0])
     assert_close(gradients.detach(), expected[1])
+    assert torch.equal(alone, gradients), "without the energies they are the same to the last bit"
+
+
+@every_energy
+def test_weights_that_are_laid_out_may_still_move(name: str, generator: torch.Generator) -> None:
+    """A policy lays out the weights of its copy; what is kept at hand must follow them to another dtype, change with
+    them in place, and let a gradient through to them."""
+    energy, obs, actions = make(name, generator, dtype=torch.float32)
+    wanted = energy.double()(obs.double(), actions.double())
+    laid = copy.deepcopy(energy).float()
+    for module in laid.modules():
+        getattr(module, "lay_out", lambda: None)()
+    assert_close(laid(obs, actions).double(), wanted, 1e-4)
+    assert_close(laid.double()(obs.double(), actions.double()), wanted, 1e-4)
+    slopes = [parameter for parameter in laid.parameters() if parameter.requires_grad]
+    if slopes:
+        found = torch.autograd.grad(laid(obs.double(), actions.double()).sum(), slopes, allow_unused=True)
+        same = [parameter for parameter in energy.parameters() if parameter.requires_grad]
+        expected = torch.autograd.grad(energy(obs.double(), actions.double()).sum(), same, allow_unused=True)
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert_close(one, other, 1e-4)
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 5, 7, 100])

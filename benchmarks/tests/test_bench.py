@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import bench, busy, document, from_nothing, measure, parallel
 from benchmarks.bench import ChainBench, machine, make_trainer, varied, work_and_memory
+from benchmarks.deploy import bare_steady
 from cebm.composition import vary
 from cebm.distributed import ALONE
 from cebm.negatives import Uniform
@@ -184,6 +185,14 @@ def test_all_benchmarks_give_rows_that_know_their_json() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_the_bare_action_is_the_policy_s_to_the_last_bit() -> None:
+    """Otherwise their times could not be compared."""
+    trainer = make_trainer(TRIALS["steady"])
+    policy, bare = trainer.policy(), bare_steady(trainer.policy())
+    for obs in torch.as_tensor(trainer.training[np.arange(5)][0]):
+        assert torch.equal(policy.act(obs), bare(obs))
+
+
 def test_growth_takes_the_first_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.threads for row in bench.bench("growth", [1, 1], 1)] == [1, 1]  # two axes
 

@@ -73,7 +73,13 @@ def deploy() -> str:
 
 def parity() -> str:
     """Largest difference to `policy.act` by kind of policy and format."""
-    formats = {"torch": "torch", "onnx": "onnx", "aoti": "aoti", "float64": "`policy.act` in float64"}
+    formats = {
+        "torch": "torch",
+        "onnx": "onnx",
+        "aoti": "aoti",
+        "float64": "`policy.act` in float64",
+        "nudged": "its inputs nudged",
+    }
     found: dict[str, dict[str, str]] = {}
     for row in _lines("parity.jsonl"):
         beyond = f", {row['beyond']} of {row['rows']:,} beyond 1e-5" if row["beyond"] else ""

@@ -25,7 +25,7 @@ WARM_SPREAD, WARM_STEP = 0.05, 0.02
 """A search that starts at the last action: how far around it, as a share of the box, and the size of its steps."""
 
 
-@dataclass(frozen=True)
+@dataclass  # made at every call, where a frozen one would take as long as two small operations
 class Problem:
     """What there is to act upon: an energy, encoded observations, and the caller's wishes."""
 
@@ -88,7 +88,7 @@ class Problem:
         return self.uniform(n)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """What a way to act found."""
 
@@ -158,7 +158,8 @@ class Search:
         start, others = self._begin(problem)
         actions = problem.clip(moved(sampler, problem.energy, problem.context, start, problem.generator))
         energies = problem.energies(actions)
-        index = (energies + self._away(problem, actions)).min(1).indices
+        away = self._away(problem, actions)
+        index = (energies if away is None else energies + away).argmin(1)
         if self.choice == "draw":  # the drawn one comes first, unless it ran away
             index = index.masked_fill(energies[:, 0] < torch.inf, 0)
         if problem.previous is not None and self.inertia:  # what was found is the better one to choose among
@@ -189,10 +190,10 @@ class Search:
         """Whether candidates begin around the last action."""
         return problem.previous is not None and not self.closeness
 
-    def _away(self, problem: Problem, actions: Actions) -> Energies | float:
-        """What counts against candidates that are far from the last action."""
+    def _away(self, problem: Problem, actions: Actions) -> Energies | None:
+        """What counts against candidates that are far from the last action; None: nothing."""
         if problem.previous is None or not self.closeness:
-            return 0.0
+            return None
         return 0.5 * self.closeness * (actions - problem.previous.unsqueeze(1)).square().sum(-1)
 
     def _begin(
@@ -208,18 +209,20 @@ class Search:
         keep = min(self.keep or count, count)
         if self.choice == "draw":
             # Log of p/q of what was drawn. The largest of it plus Gumbel noise is a draw; the next ones further draws.
-            weights = -(problem.energies(start) if self._warm(problem) else problem.excess(start))
-            weights = weights - self._away(problem, start)
-            shape = (1 if problem.shared else start.shape[0], count)
-            uniform = draw_uniform(problem.generator, shape, start)
-            looks = weights - (-uniform.clamp_min(1e-30).log()).log()
+            looks = -(problem.energies(start) if self._warm(problem) else problem.excess(start))
         elif keep < count:  # clipped: an action beyond the limits is not available
-            looks = -problem.energies(problem.clip(start)) - self._away(problem, start)
+            looks = -problem.energies(problem.clip(start))
         else:
             return start, None
+        away = self._away(problem, start)
+        if away is not None:
+            looks = looks - away
+        if self.choice == "draw":
+            shape = (1 if problem.shared else start.shape[0], count)
+            looks = looks - (-draw_uniform(problem.generator, shape, start).clamp_min(1e-30).log()).log()
         order = looks.topk(count if problem.everything else keep, dim=1).indices
         start = start.gather(1, order.unsqueeze(-1).expand(-1, -1, start.shape[2]))
-        return start[:, :keep], start[:, keep:] if keep < start.shape[1] else None
+        return (start[:, :keep], start[:, keep:]) if keep < start.shape[1] else (start, None)
 
 
 @dataclass(frozen=True)
@@ -247,5 +250,5 @@ class Direct:
 
 
 def _without_nan(energies: Energies, actions: Actions) -> Energies:
-    gone = 0 * actions.sum(-1)  # 0, or NaN where an action is NaN or infinite
-    return (energies + gone).nan_to_num(torch.inf, torch.inf, torch.inf)
+    # What is added is 0, or NaN where an action is NaN or infinite.
+    return torch.add(energies, actions.sum(-1), alpha=0).nan_to_num(torch.inf, torch.inf, torch.inf)

@@ -133,13 +133,14 @@ def contract_of(policy: EnergyPolicy, candidates: int | None = None, steps: int 
         raise ExportError("the number of random draws depends on the batch: it must be the same for every call")
     draws = []
     for place, ((kind, two), (_, three), (_, shared)) in enumerate(zip(*lists, quiet, strict=True)):
-        per_row = two.shape[0] == 2 and three.shape[0] == 3 and two.shape[1:] == three.shape[1:]
+        times = two.shape[0] // 2  # a sampler may have several chains of rows, those of an observation side by side
+        per_row = (two.shape[0], three.shape[0]) == (2 * times, 3 * times) and two.shape[1:] == three.shape[1:]
         if not per_row and two.shape != three.shape:
             raise ExportError(
                 f"draw {place} has the shape {tuple(two.shape)} for 2 observations and {tuple(three.shape)} for 3: "
                 "only the first axis may follow the batch"
             )
-        shape = tuple(two.shape[1:] if per_row else two.shape)
+        shape = tuple(two.shape) if not per_row else tuple(two.shape[1:]) if times == 1 else (times, *two.shape[1:])
         draws.append(Draw(kind, shape, per_row, per_row and shared.shape[0] == 1))
     numbers = lists[0][0][1].dtype if draws else torch.float32
     action = policy.act(_middle(policy, 1), candidates=candidates, steps=steps)

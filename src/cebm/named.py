@@ -18,7 +18,7 @@ def flat_observation(values: Any, parts: Sequence[Part], history: int = 1) -> An
     part has an axis for it, the oldest first, before its own shape: [history, …] or [batch, history, …]. A ValueError
     names the part that is missing, unknown or misshapen.
     """
-    if not isinstance(values, Mapping):
+    if isinstance(values, Tensor | np.ndarray) or not isinstance(values, Mapping):
         return values
     frames = (history,) if history > 1 else ()
     found = list(_given(values, parts))

@@ -6,6 +6,7 @@ called from several threads. `Runner` (in `cebm.runner`) adds a history of obser
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -207,14 +208,20 @@ class EnergyPolicy:
         """
         obs = flat_observation(obs, self.parts, self.history)
         rows = self._rows(obs, "obs", self.units.obs_dim)
-        found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=False)
-        with torch.no_grad():
+        exporting = traced()
+        with self._without_gradients(exporting):
+            found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=False)
+            if not exporting:
+                _refuse_infinite(energies)
             action = self.actions(_taken(found), rows)[:, 0]
-        if traced():  # no exception comes out of an exported policy: NaN says the same
-            action = torch.where(energies.unsqueeze(1) < torch.inf, action, torch.nan)
-        if isinstance(obs, Tensor):
-            return (action[0] if obs.ndim == 1 else action).to(obs.device)  # type: ignore[return-value]
-        return (action[0] if np.ndim(obs) == 1 else action).cpu().numpy()  # type: ignore[return-value]
+            if exporting:  # no exception comes out of an exported policy: NaN says the same
+                action = torch.where(energies < torch.inf, action, torch.nan)
+        if obs.ndim == 1 if isinstance(obs, Tensor) else np.ndim(obs) == 1:
+            action = action[0]
+        if not isinstance(obs, Tensor):
+            return action.cpu().numpy()  # type: ignore[return-value]
+        # What was made in inference mode could not enter the caller's graph; a copy can.
+        return (action.clone() if action.is_inference() else action).to(obs.device)  # type: ignore[return-value]
 
     def propose(
         self,
@@ -228,7 +235,10 @@ class EnergyPolicy:
     ) -> Proposal:
         """As `act`, with all the alternatives and their energies."""
         rows = self.observed(obs)
-        found, energies = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=True)
+        with self._without_gradients(traced()):
+            found, chosen = self._found(rows, candidates, steps, budget_ms, previous, generator, everything=True)
+            _refuse_infinite(chosen)
+        energies = chosen[:, 0]
         # The chosen one comes first among those of its energy.
         others = torch.arange(found.energies.shape[1], device=self.device) != found.chosen.unsqueeze(1)
         order = others.int().argsort(dim=1, stable=True)
@@ -423,7 +433,9 @@ class EnergyPolicy:
     ) -> Float[Tensor, "batch samples act"]:
         """Normalised actions for these observations in the user's units, within the limits."""
         rows = self.observed(obs) if self.units.conversion.relative else None
-        return self.units.actions(normalised.to(self.act_box.centre.dtype), rows).clamp(*self.limits)
+        if normalised.dtype != self.act_box.centre.dtype:
+            normalised = normalised.to(self.act_box.centre.dtype)
+        return self.units.actions(normalised, rows).clamp(*self.limits)
 
     def _found(
         self,
@@ -435,7 +447,7 @@ class EnergyPolicy:
         generator: torch.Generator | None,
         everything: bool,
         thorough: bool = False,
-    ) -> tuple[Found, Tensor]:
+    ) -> tuple[Found, Float[Tensor, "batch 1"]]:
         """What acting found for the observations, and the energy of each row's choice."""
         if candidates is not None and budget_ms is not None:
             raise ValueError("give candidates or budget_ms, not both")
@@ -443,15 +455,13 @@ class EnergyPolicy:
             raise ValueError(f"candidates must be at least 1, got {candidates}")
         if budget_ms is not None:
             candidates = self.candidates_within(budget_ms, rows.shape[0], steps)
-        exporting = traced()
-        with torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad():
-            problem = self._problem(rows, candidates, steps, previous, generator, everything)
-            found = self.acting.search(replace(problem, thorough=True) if thorough else problem)
-            chosen = found.energies.gather(1, found.chosen.unsqueeze(1))[:, 0]
-            if not exporting and not float(chosen.max()) < torch.inf:
-                row = int((~(chosen < torch.inf)).nonzero()[0])
-                raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
-        return found, chosen
+        problem = self._problem(rows, candidates, steps, previous, generator, everything)
+        found = self.acting.search(replace(problem, thorough=True) if thorough else problem)
+        return found, found.energies.gather(1, found.chosen.unsqueeze(1))
+
+    def _without_gradients(self, exporting: bool) -> AbstractContextManager[Any]:
+        """Inference mode where the energy takes no autograd and nothing is traced."""
+        return torch.inference_mode() if self.energy.closed_form and not exporting else torch.no_grad()
 
     def observed(self, obs: Any) -> Float[Tensor, "batch dim"]:
         """Raw observations as rows on the policy's device, given as rows or by the names of their parts."""
@@ -475,7 +485,7 @@ class EnergyPolicy:
                 rows = torch.from_numpy(np.array(values, np.float64, order="C"))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name} must be numbers, got {type(values).__name__}: {error}") from error
-        rows = rows.to(self.device, self.obs_box.centre.dtype if name == "obs" else self.act_box.centre.dtype)
+        rows = rows.to((self.obs_box if name == "obs" else self.act_box).centre)  # its device and dtype
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != columns or not rows.shape[0]:
             raise ValueError(f"{name} must be [{columns}] or [batch, {columns}], got {tuple(np.shape(values))}")
@@ -485,7 +495,8 @@ class EnergyPolicy:
         """In the energy's dtype, and finite."""
         if not self.units.conversion.plain:
             check_finite(raw, name)
-        inside = inside.to(self._dtype)
+        if inside.dtype != self._dtype:
+            inside = inside.to(self._dtype)
         check_finite(inside, name)
         return inside
 
@@ -515,11 +526,19 @@ class EnergyPolicy:
             times = []
             for _ in range(6):
                 began = perf_counter()
-                found, _ = self._found(obs, candidates, steps, None, None, None, everything=False, thorough=True)
-                self.actions(_taken(found), obs)
+                with self._without_gradients(exporting=False):
+                    found, _ = self._found(obs, candidates, steps, None, None, None, everything=False, thorough=True)
+                    self.actions(_taken(found), obs)
                 times.append((perf_counter() - began) * 1e3)
             self._milliseconds[key] = sorted(times[1:])[2]  # the first call pays for warming up
         return self._milliseconds[key]
+
+
+def _refuse_infinite(chosen: Float[Tensor, "batch 1"]) -> None:
+    """ValueError that names the observation whose best candidate has no finite energy."""
+    if not chosen.max().item() < torch.inf:
+        row = int((~(chosen[:, 0] < torch.inf)).nonzero()[0])
+        raise ValueError(f"the energy is NaN or infinite at every candidate for observation {row}")
 
 
 def _taken(found: Found) -> Float[Tensor, "batch 1 act"]:

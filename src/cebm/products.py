@@ -6,6 +6,7 @@ The choice depends on the processor alone, never on a measurement, so that a res
 """
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,6 +54,12 @@ def linear(
     return _product(rows, matrix, bias)
 
 
+def linear_for(rows: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """`linear`, or where the rows are few whatever the matrix `F.linear` itself: to look at each takes time."""
+    size = rows.numel()
+    return F.linear if type(size) is int and size < _SMALLEST * rows.shape[-1] else linear
+
+
 def linear_into(out: Tensor | None, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same for two axes; it may write into `out`, where there is one (autograd is off then)."""
     if _ONEDNN and _fits(rows, matrix):
@@ -64,8 +71,10 @@ def linear_into(out: Tensor | None, rows: Tensor, matrix: Tensor, bias: Tensor |
 
 def _fits(rows: Tensor, matrix: Tensor) -> bool:
     outputs, inputs = matrix.shape
+    size = rows.numel()
     return (
-        rows.numel() >= _SMALLEST * inputs
+        type(size) is int  # what a tracer has in its place must not be compared
+        and size >= _SMALLEST * inputs
         and min(outputs, inputs) >= _SMALLEST
         and rows.dtype is torch.float32
         and matrix.dtype is torch.float32

@@ -28,21 +28,22 @@ class Noise(torch.Generator):
 
 def draw_normal(generator: torch.Generator, shape: Sequence[int], like: Tensor) -> Tensor:
     """Numbers from N(0, 1), in the dtype and on the device of `like`. The first axis is that of the observations."""
-    if isinstance(generator, Noise):
+    # The type first: torch answers `isinstance` for its generators in Python, which takes as long as a few numbers.
+    if type(generator) is not torch.Generator and isinstance(generator, Noise):
         return generator.normal(shape, like)
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def draw_uniform(generator: torch.Generator, shape: Sequence[int], like: Tensor) -> Tensor:
     """Numbers uniform in [0, 1), in the dtype and on the device of `like`."""
-    if isinstance(generator, Noise):
+    if type(generator) is not torch.Generator and isinstance(generator, Noise):
         return generator.uniform(shape, like)
     return torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def draw_index(generator: torch.Generator, weights: Float[Tensor, "rows k"], n: int) -> Int[Tensor, "rows n"]:
     """`n` indices per row, drawn with replacement and with probability ∝ weights."""
-    if isinstance(generator, Noise):
+    if type(generator) is not torch.Generator and isinstance(generator, Noise):
         return generator.index(weights, n)
     return torch.multinomial(weights, n, replacement=True, generator=generator)
 
@@ -106,6 +107,6 @@ class Slices(Noise):
         if not next(self._per_row):
             numbers, inner = numbers[:1], prod(shape)
         else:
-            inner = prod(shape[1:])
+            inner = prod(shape) // numbers.shape[0]
         mine, self._left[kind] = numbers[:, :inner], self._left[kind][:, inner:]
         return mine.reshape(tuple(shape)).to(like.dtype)

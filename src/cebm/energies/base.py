@@ -45,6 +45,8 @@ class EnergyModel(nn.Module, ABC):
     """Noise levels that `at` knows, the largest first; none for an energy without levels."""
     deviation: float = 0.5
     """Deviation d of the actions, in units of which a sampler or an objective counts levels."""
+    proposes_itself: bool = False
+    """Whether `propose` draws from the density exp(−E) itself: then `excess` is 0."""
     smoothable: bool = False
     """Whether `at(s)` is, for every s, the exact energy −log(p ∗ N(0, s²)) of the blurred density."""
 
@@ -128,10 +130,10 @@ class EnergyModel(nn.Module, ABC):
 
     def check(self, context: Context, actions: Tensor) -> None:
         """ValueError naming the argument whose shape does not fit this energy."""
-        if self.context_dim is not None:
-            fits = isinstance(context, Tensor) and context.shape[1:] == (self.context_dim,)
-            if not fits:
-                raise ValueError(f"context must be [batch, {self.context_dim}], got {described(context)}")
+        columns = self.context_dim
+        fits = columns is None or (isinstance(context, Tensor) and context.ndim == 2 and context.shape[1] == columns)
+        if not fits:
+            raise ValueError(f"context must be [batch, {columns}], got {described(context)}")
         first = context if isinstance(context, Tensor) else next(leaves(context), None)
         if first is None or not first.ndim:
             raise ValueError("context must hold tensors whose first axis is the batch")

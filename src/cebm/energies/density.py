@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Level, Obs, described
-from cebm.energies.feedforward import Init, Linear, linears
+from cebm.energies.feedforward import Init, Linear, linears, rectified
 from cebm.randomness import draw_normal, draw_uniform
-from cebm.spaces import Specification
+from cebm.spaces import Specification, traced
 
 _MIDDLE, _REACH = -2.5, 4.5
 """log σ of a component: where it begins, and how far it gets from there."""
@@ -38,11 +38,11 @@ class Trunk(nn.Module):
             Linear(i, o, init, generator=generator, hidden=0 < place < hidden_layers)
             for place, (i, o) in enumerate(pairwise(sizes))
         )
+        self._at_hand = tuple(linears(self.layers))  # no search in the module at every call
 
     def forward(self, obs: Float[Tensor, "batch obs"]) -> Float[Tensor, "batch outputs"]:
-        for place, layer in enumerate(linears(self.layers)):
-            obs = layer.forward(torch.relu(obs) if place else obs)  # a module's call takes as long as a small layer
-        return obs
+        first, *others = self._at_hand
+        return rectified(first.forward(obs), others)  # `forward`: a module's call takes as long as a small layer
 
 
 class RegressionEnergy(EnergyModel):
@@ -105,6 +105,7 @@ class MixtureDensityEnergy(EnergyModel):
 
     closed_form = True
     smoothable = True
+    proposes_itself = True
 
     def __init__(
         self,
@@ -135,19 +136,21 @@ class MixtureDensityEnergy(EnergyModel):
             last = [*linears(self.placing.layers)][-1].bias
             with torch.no_grad():
                 last[components * act_dim :] += _REACH * atanh((log(spread) - _MIDDLE) / _REACH)
+        self._at_hand = (self.weighing, self.placing, self.linear)  # a module searches for its parts at every call
 
     def encode(self, obs: Obs) -> Context:
         if self.obs_dim == 0:
             obs = obs.new_empty(obs.shape[0], 0)
         self.check_obs(obs)
-        means, log_stds = self.placing.forward(obs).chunk(2, 1)
+        weighing, placing, linear = self._at_hand
+        means, log_stds = placing.forward(obs).chunk(2, 1)
         # σ stays in [e⁻⁷, e²]: a component that collapses onto one demonstration would make the loss unbounded.
         log_stds = _REACH * torch.tanh(log_stds / _REACH) + _MIDDLE
         if self.floor:
             log_stds = 0.5 * (2 * log_stds).exp().add(self.floor**2).log()
-        log_weights = self.weighing.forward(obs).log_softmax(1)
+        log_weights = weighing.forward(obs).log_softmax(1)
         shape = (-1, self.components, self.act_dim)
-        means, log_stds = (means + self.linear.forward(obs)).view(shape), log_stds.view(shape)
+        means, log_stds = (means + linear.forward(obs)).view(shape), log_stds.view(shape)
         heights = log_weights - log_stds.sum(-1) - 0.5 * self.act_dim * log(2 * pi)
         return Mixture(log_weights, means, log_stds, heights, (-2 * log_stds).exp())
 
@@ -186,7 +189,9 @@ class MixtureDensityEnergy(EnergyModel):
         rows = 1 if shared else batch
         uniform = draw_uniform(generator, (rows, n), context.means)
         normal = draw_normal(generator, (rows, n, self.act_dim), context.means)
-        return self.place(context, uniform.expand(batch, -1), normal.expand(batch, -1, -1))
+        if rows != batch:
+            uniform, normal = uniform.expand(batch, -1), normal.expand(batch, -1, -1)
+        return self.place(context, uniform, normal)
 
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q is 0: the proposal is the model."""
@@ -198,9 +203,13 @@ class MixtureDensityEnergy(EnergyModel):
     ) -> Float[Tensor, "batch n act"]:
         """The draws that these numbers make: the component by inversion, then its mean and deviation."""
         log_weights, means, log_stds, _, _ = context
-        # How many cumulated weights a number has reached; a search is no quicker, and cannot be exported.
-        reached = log_weights.exp().cumsum(1).unsqueeze(1) <= uniform.unsqueeze(2)
-        component = reached.sum(2).clamp_max(self.components - 1)
+        # How many cumulated weights a number has reached. A search is quicker, but not every format of export knows it.
+        steps = log_weights.exp().cumsum(1)
+        if traced():
+            reached = (steps.unsqueeze(1) <= uniform.unsqueeze(2)).sum(2)
+        else:
+            reached = torch.searchsorted(steps, uniform.contiguous(), right=True)
+        component = reached.clamp_max(self.components - 1)
         index = component.unsqueeze(-1).expand(-1, -1, self.act_dim)
         return means.gather(1, index) + log_stds.exp().gather(1, index) * normal
 

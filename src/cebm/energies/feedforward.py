@@ -4,7 +4,7 @@ pair energies that are made of them.
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, cast
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from cebm.arithmetic import product, reduced
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, Obs
-from cebm.products import linear, linear_into
+from cebm.products import linear, linear_for, linear_into
 from cebm.spaces import Specification, traced
 
 Init = Literal["normal", "torch"]
 
 # A block of this many floats per activation keeps a step's whole working set in a core's cache.
 _BLOCK_FLOATS = 512 * 256
+_THRESHOLD = torch.ops.aten.threshold_backward.default
 
 
 class FeedForwardEnergy(EnergyModel):
@@ -53,6 +54,8 @@ class FeedForwardEnergy(EnergyModel):
         self.obs_dim, self.act_dim, self.context_dim = obs_dim, act_dim, width
         self.width, self.dropout = width, dropout
         self.first = Linear(obs_dim + act_dim, width, init, spectral_norm, generator)
+        self._at_hand = (self.first,)  # a module searches for its parts at every call
+        self._laid: tuple[nn.Parameter, int, Tensor] | None = None
 
     @abstractmethod
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
@@ -64,6 +67,10 @@ class FeedForwardEnergy(EnergyModel):
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows width"]]:
         """Energies and ∂E/∂pre, in closed form. With `scratch` (buffers like `pre`; autograd is off then) it may
         write into these and into `pre`."""
+
+    @abstractmethod
+    def trunk_gradient(self, pre: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """∂E/∂pre alone."""
 
     @property
     @abstractmethod
@@ -83,8 +90,8 @@ class FeedForwardEnergy(EnergyModel):
     def encode(self, obs: Obs) -> Context:
         self.check_obs(obs)
         self.power_iterate()
-        first = self.first
-        return F.linear(obs, first.matrix()[:, : self.obs_dim], first.bias)
+        (first,) = self._at_hand
+        return F.linear(obs, first.matrix().narrow(1, 0, self.obs_dim), first.shift())
 
     def energies(self, context: Context, actions: Actions) -> Energies:
         self.check(context, actions)
@@ -93,6 +100,14 @@ class FeedForwardEnergy(EnergyModel):
     def energies_and_gradients(self, context: Context, actions: Actions) -> tuple[Energies, Actions]:
         self.check(context, actions)
         return self.input_gradients(context, actions, self._action_matrix())
+
+    def gradients(self, context: Context, actions: Actions) -> Actions:
+        self.check(context, actions)
+        matrix = self._action_matrix()
+        if not self._at_once(actions):
+            return self.input_gradients(context, actions, matrix)[1]
+        pre = context.unsqueeze(1) + F.linear(actions, matrix)
+        return (self.trunk_gradient(pre.flatten(0, 1)).to(matrix.dtype) @ matrix).view_as(actions)
 
     def input_energies(
         self,
@@ -108,8 +123,8 @@ class FeedForwardEnergy(EnergyModel):
         """
         batch, samples, _ = inputs.shape
         rows = batch * samples
-        if inputs.device.type == "cpu" and not traced():
-            rows = max(1, 2 * _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+        if not self._few(rows) and not traced() and inputs.device.type == "cpu":
+            rows = 2 * self._block_rows()
         if rows >= batch * samples:
             return self.trunk(context.unsqueeze(1) + F.linear(inputs, matrix))
         tall = max(1, rows // samples)
@@ -127,14 +142,11 @@ class FeedForwardEnergy(EnergyModel):
     ) -> tuple[Energies, Float[Tensor, "batch samples inputs"]]:
         """E and ∇E of the same, with respect to `inputs`."""
         batch, samples, _ = inputs.shape
-        whole = torch.is_grad_enabled() or inputs.device.type != "cpu" or traced()
-        if not whole:
-            block_rows = max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
-            whole = batch * samples <= block_rows // 8  # a few rows take less time than the buffers' bookkeeping
-        if whole:
+        if self._at_once(inputs):
             pre = context.unsqueeze(1) + F.linear(inputs, matrix)
             energies, gradient = self.trunk_and_gradient(pre.flatten(0, 1), [])
             return energies.view(batch, samples), (gradient.to(matrix.dtype) @ matrix).view_as(inputs)
+        block_rows = self._block_rows()
         flat = inputs.reshape(batch * samples, -1)
         energies, gradients = flat.new_empty(len(flat)), torch.empty_like(flat)
         transposed = matrix.t().contiguous()  # in this layout both thin products below are quick
@@ -160,6 +172,23 @@ class FeedForwardEnergy(EnergyModel):
             *_workspace(scratch + 1, rows, self.width, self.low),
         ]
 
+    def _at_once(self, inputs: Tensor) -> bool:
+        """Whether the chain's gradients are computed without blocks: where these have no use, and where a few rows take
+        less time than the buffers' bookkeeping."""
+        rows = inputs.shape[0] * inputs.shape[1]
+        if self._few(rows) or torch.is_grad_enabled() or inputs.device.type != "cpu" or traced():
+            return True
+        return rows <= self._block_rows() // 8
+
+    def _few(self, rows: int) -> bool:
+        """Whether so many rows are few for any number of threads, which is quickly known. What a tracer has in place of
+        a number is no `int`: nothing may depend on it."""
+        return type(rows) is int and 8 * rows * self.width <= _BLOCK_FLOATS
+
+    def _block_rows(self) -> int:
+        """Rows of a block of the chain's gradients."""
+        return max(1, _BLOCK_FLOATS * torch.get_num_threads() // self.width)
+
     def power_iterate(self) -> None:
         """Follows the weights with the spectral norms' estimates: once per training batch, and never in a chain."""
         if self.training and torch.is_grad_enabled():
@@ -171,7 +200,19 @@ class FeedForwardEnergy(EnergyModel):
         return PairEnergy(self)
 
     def _action_matrix(self) -> Float[Tensor, "width act"]:
-        return self.first.matrix()[:, self.obs_dim :]
+        laid, (first,) = self._laid, self._at_hand
+        if laid is not None:  # unless the matrix has moved since, as with a change of dtype
+            weight, place, own = laid
+            if weight is first._parameters["weight"] and weight.data_ptr() == place and not weight.requires_grad:
+                return own
+        return first.matrix().narrow(1, self.obs_dim, self.act_dim)
+
+    def lay_out(self) -> None:
+        """Keeps the actions' part of the first matrix at hand. Called once for a policy's copy, without gradients."""
+        weight = self.first.weight
+        if not self.first.spectral_norm:
+            self.first.lay_out()
+            self._laid = weight, weight.data_ptr(), weight.data.narrow(1, self.obs_dim, self.act_dim)
 
     def _drop(self, hidden: Tensor) -> Tensor:
         return F.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
@@ -205,9 +246,10 @@ class MLPEnergy(FeedForwardEnergy):
         self._layers = (*linears(self.hidden), self.last)  # at hand: no search in the module at every call
 
     def trunk(self, pre: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        if not (self.dropout and self.training):
+            return rectified(pre, self._layers).squeeze(-1)
         for layer in self._layers:
-            hidden = torch.relu(pre)
-            pre = layer.forward(self._drop(hidden) if self.dropout else hidden)
+            pre = layer.forward(self._drop(torch.relu(pre)))
         return pre.squeeze(-1)
 
     @property
@@ -247,6 +289,20 @@ class MLPEnergy(FeedForwardEnergy):
             below = linear_into(spare, gradient, matrices.pop().t())
             gradient = _gate(below, activations.pop(), in_place=bool(scratch))
         return energies, gradient
+
+    def trunk_gradient(self, pre: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        if self.low is not None:
+            return self.trunk_and_gradient(pre, [])[1]
+        *hidden, last = self._layers
+        times, matrices, activations = linear_for(pre), [], [torch.relu(pre)]
+        for layer in hidden:
+            matrices.append(layer.matrix())
+            activations.append(torch.relu(times(activations[-1], matrices[-1], layer.shift())))
+        top = activations.pop()
+        gradient = _gate(last.matrix().expand_as(top), top)
+        while activations:
+            gradient = _gate(times(gradient, matrices.pop().t(), None), activations.pop())
+        return gradient
 
 
 class ResidualEnergy(FeedForwardEnergy):
@@ -302,6 +358,9 @@ class ResidualEnergy(FeedForwardEnergy):
             below = _gate(linear(gradient.to(matrix_out.dtype), matrix_out.t()), inside)
             gradient = gradient + _gate(linear(below, matrix_in.t()), outside)
         return energies, gradient
+
+    def trunk_gradient(self, pre: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        return self.trunk_and_gradient(pre, [])[1]  # the energies take one of many products
 
 
 @dataclass(frozen=True)
@@ -456,8 +515,12 @@ class Linear(nn.Module):
     def matrix(self) -> Float[Tensor, "outputs inputs"]:
         """W, or W / σ(W)."""
         # From where a module keeps it: finding it as an attribute takes as long as a small operation of torch.
-        weight = cast(Tensor, self._parameters["weight"])
+        weight: Tensor = self._parameters["weight"]  # type: ignore[assignment]
         return weight / (self.left @ weight @ self.right) if self.spectral_norm else weight
+
+    def shift(self) -> Float[Tensor, " outputs"]:
+        """b, from there too."""
+        return self._parameters["bias"]  # type: ignore[return-value]
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         return product(x, self.matrix(), self._parameters["bias"], self.rounds)
@@ -478,6 +541,21 @@ class Linear(nn.Module):
         self.weight.data = self.weight.data.t().contiguous().t()
 
 
+def rectified(x: Float[Tensor, "*rows inputs"], layers: Sequence[Linear]) -> Float[Tensor, "*rows outputs"]:
+    """x through the layers, with a ReLU before each. No calls of the layers: each takes as long as a product of a row
+    with a small matrix."""
+    if reduced():
+        for layer in layers:
+            x = layer.forward(torch.relu(x))
+        return x
+    times = linear_for(x)
+    for layer in layers:
+        own = layer._parameters
+        matrix = layer.matrix() if layer.spectral_norm else own["weight"]
+        x = times(torch.relu(x), matrix, own["bias"])  # type: ignore[arg-type]
+    return x
+
+
 def linears(layers: nn.Module | None) -> Iterable[Linear]:
     """The layers of a list of them."""
     return cast(Iterable[Linear], cast(nn.Module, layers)._modules.values())
@@ -487,7 +565,7 @@ def _gate(gradient: Tensor, activation: Tensor, in_place: bool = False) -> Tenso
     """gradient ⊙ 1[activation > 0], the backward of ReLU, in one pass; in place, over `activation`."""
     if in_place:
         return torch.ops.aten.threshold_backward.grad_input(gradient, activation, 0, grad_input=activation)
-    return torch.ops.aten.threshold_backward(gradient, activation, 0)
+    return _THRESHOLD(gradient, activation, 0)
 
 
 class _Kept(threading.local):

@@ -63,7 +63,8 @@ class TiltedEnergy(EnergyModel):
     def excess(self, context: Context, actions: Actions) -> Energies:
         """E + log q = f, plus the base's own excess, which is 0 where the base draws from itself."""
         (tilt, base), (first, second) = self._pair(context), self._terms
-        return first.energies(tilt, actions) + second.excess(base, actions)
+        energies = first.energies(tilt, actions)
+        return energies if second.proposes_itself else energies + second.excess(base, actions)
 
     def check(self, context: Context, actions: Tensor) -> None:
         tilt, base = self._pair(context)

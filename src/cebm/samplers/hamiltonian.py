@@ -9,13 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel
+from cebm.randomness import draw_uniform
 from cebm.samplers.contract import StepInfo, check_steps, gradient_norm, normal_like, positive
-from cebm.spaces import margin_limit
+from cebm.spaces import margin_limit, traced
 
 _DIVERGED = 1000.0
 """A trajectory whose energy rises by more than this has diverged (Stan's limit)."""
 _WINDOWS = (0.1, 0.25, 0.5)
 """Shares of the adaptation after which the mass follows the variance seen since the last of them."""
+_EXPORTED = 1000
+"""Leapfrog steps that one file has at most: each is a piece of its program."""
 _ENOUGH = 20
 """States per observation that the choice of a length needs at least."""
 
@@ -180,6 +183,11 @@ class HMC:
             margin_limit(self.margin)
 
     def init(self, energy: EnergyModel, context: Context, start: Actions, generator: torch.Generator) -> HMCState:
+        if traced() and (count := sum(map(self._most, range(self.steps)))) > _EXPORTED:
+            raise ValueError(
+                f"a file holds each leapfrog step that {self.steps} trajectories may have, here {count:,} of them, and "
+                f"{_EXPORTED:,} are the limit: adapt=0 keeps each at leapfrogs={self.leapfrogs}, or take fewer steps"
+            )
         if self.margin is not None:
             start = start.clamp(-margin_limit(self.margin), margin_limit(self.margin))
         energies, gradients = energy.energies_and_gradients(context, start)
@@ -193,7 +201,7 @@ class HMC:
     def step(
         self, energy: EnergyModel, context: Context, state: HMCState, k: int, generator: torch.Generator
     ) -> tuple[HMCState, StepInfo]:
-        passed = self.trajectory(energy, context, state, generator)
+        passed = self.trajectory(energy, context, state, generator, self._most(k))
         after = passed.state
         if k < self.adapt:
             after = after._replace(tuning=self._adapted(after, passed.probability, k))
@@ -208,19 +216,24 @@ class HMC:
         return after, info
 
     def trajectory(
-        self, energy: EnergyModel, context: Context, state: HMCState, generator: torch.Generator
+        self,
+        energy: EnergyModel,
+        context: Context,
+        state: HMCState,
+        generator: torch.Generator,
+        most: int | None = None,
     ) -> Trajectory:
-        """One trajectory with the state's tuning, which only learns about jumps here."""
+        """One trajectory with the state's tuning, which only learns about jumps here. What is exported has `most`
+        leapfrog steps, of which only those count that the tuning asks for."""
         longest = state.tuning.longest
         momentum = normal_like(state.actions, generator)
-        uniform = torch.rand((), generator=generator, device=state.actions.device)
+        uniform = draw_uniform(generator, (1,), momentum.new_empty(0, dtype=torch.float32))
         shortest = (longest + 1) // 2
         leapfrogs = torch.minimum(longest, shortest + (uniform * (longest - shortest + 1)).long())
-        ended = self._followed(energy, context, state, momentum, leapfrogs)
+        ended = self._followed(energy, context, state, momentum, leapfrogs, most)
         rise = _risen(state, momentum, ended.energies, ended.momentum)
         probability = _probability(rise)
-        chance = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
-        taken = chance < probability
+        taken = draw_uniform(generator, probability.shape, probability) < probability
         moved = taken.unsqueeze(-1)
         after = HMCState(
             torch.where(moved, ended.actions, state.actions),
@@ -231,7 +244,13 @@ class HMC:
         return Trajectory(after, probability, taken, ~(rise < _DIVERGED), leapfrogs)
 
     def _followed(
-        self, energy: EnergyModel, context: Context, state: HMCState, momentum: Actions, leapfrogs: Tensor
+        self,
+        energy: EnergyModel,
+        context: Context,
+        state: HMCState,
+        momentum: Actions,
+        leapfrogs: Tensor,
+        most: int | None,
     ) -> _Proposal:
         """Where `leapfrogs` leapfrog steps lead; observations with fewer steps wait for the others. While jumps are
         looked for, trajectories go on to twice the largest number of steps."""
@@ -241,7 +260,7 @@ class HMC:
         actions, energies, gradients = state.actions, state.energies, state.gradients
         ended = _Proposal(actions, energies, gradients, momentum, found)
         jumps = []
-        for index in range(int(torch.maximum(reach, leapfrogs).amax())):
+        for index in range(most if traced() and most is not None else int(torch.maximum(reach, leapfrogs).amax())):
             momentum = momentum - 0.5 * step * gradients
             actions, momentum = self._drift(actions, momentum, step)
             energies, gradients = energy.energies_and_gradients(context, actions)
@@ -276,7 +295,7 @@ class HMC:
         """The tuning after trajectory k, whose end was taken with `probability`."""
         tuning = after.tuning
         # From the last change of the mass on: a step that fitted the old one may be off by a factor of ten.
-        gain = (k + 1 if tuning.found is None else float(tuning.found.trajectories)) ** -0.6
+        gain = (k + 1) ** -0.6 if tuning.found is None else tuning.found.trajectories.double() ** -0.6
         log_step = tuning.log_step + gain * (probability.mean(1).view(-1, 1, 1) - self.target)
         # Welford's update by a block of states, per observation.
         actions, size = after.actions, after.actions.shape[1]
@@ -290,11 +309,22 @@ class HMC:
             + shift.square() * tuning.seen * size / count
         )
         tuning = tuning._replace(log_step=log_step, seen=count, mean=mean, squares=squares)
-        if tuning.found is not None and float(count) >= _ENOUGH:
-            tuning = tuning._replace(longest=1 + tuning.found.efficiency().argmax(0).view(-1, 1, 1))
-        if k + 1 in {max(2, round(share * self.adapt)) for share in _WINDOWS}:
+        if tuning.found is not None:
+            best = 1 + tuning.found.efficiency().argmax(0).view(-1, 1, 1)
+            tuning = tuning._replace(longest=torch.where(count >= _ENOUGH, best, tuning.longest))
+        if k + 1 in self._windows:
             tuning = self._weighed(tuning)
         return tuning._replace(found=None) if k + 1 == self.adapt else tuning
+
+    @property
+    def _windows(self) -> set[int]:
+        """After so many trajectories the mass changes."""
+        return {max(2, round(share * self.adapt)) for share in _WINDOWS}
+
+    def _most(self, k: int) -> int:
+        """Leapfrog steps that trajectory k has at most: before the first change of the mass no length is chosen."""
+        first = min(self._windows)
+        return self.longest if first <= min(k, self.adapt) else self.leapfrogs
 
     def _weighed(self, tuning: Tuning) -> Tuning:
         """The scale becomes the deviation of the states since the last change, drawn towards the old one where they

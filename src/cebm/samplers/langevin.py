@@ -1,6 +1,7 @@
 """Langevin chains: unadjusted in two formulations, and Metropolis-adjusted."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, sqrt
 from typing import ClassVar, Literal, NamedTuple
 
@@ -101,14 +102,17 @@ class Langevin:
         return move + scale * draw_normal(generator, gradients.shape, gradients) if scale else move
 
     def _clip(self, actions: Actions, move: Actions) -> Actions:
-        if self.step_clip is not None:
-            limit = step_limit(self.step_clip, self.clip_convention)
-            move = move.clamp(-limit, limit)
+        longest, limit = self._limits
+        if longest is not None:
+            move = move.clamp(-longest, longest)
         result = actions + move
-        if self.margin is not None:
-            limit = margin_limit(self.margin)
-            result = result.clamp(-limit, limit)
-        return result
+        return result if limit is None else result.clamp(-limit, limit)
+
+    @cached_property
+    def _limits(self) -> tuple[float | None, float | None]:
+        """The largest move of a coordinate, and the half-width of the box."""
+        longest = None if self.step_clip is None else step_limit(self.step_clip, self.clip_convention)
+        return longest, None if self.margin is None else margin_limit(self.margin)
 
 
 class MALAState(NamedTuple):

@@ -8,12 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cebm.energies.base import Actions, Context, Energies, EnergyModel, mapped
+from cebm.randomness import draw_uniform
 from cebm.samplers.contract import Sampler, StepInfo, check_steps, gradient_norm, with_steps
 from cebm.samplers.langevin import MALA
 
 
 class _Heated(EnergyModel):
-    """βE with a β per row: rows are observations, once for each temperature, the coldest first."""
+    """βE with a β per row: rows are temperatures, the coldest first, of each observation in turn."""
 
     def __init__(self, energy: EnergyModel, betas: Float[Tensor, " rows"]) -> None:
         super().__init__()
@@ -36,9 +37,10 @@ class TemperingState:
     """State of the chains of all temperatures."""
 
     inner: Any
-    """State of the inner sampler; its rows are the observations, once for each temperature, the coldest first."""
+    """State of the inner sampler; its rows are the temperatures, the coldest first, of each observation in turn: so
+    random numbers of an observation stand side by side."""
     context: Any
-    """The context, once for each temperature."""
+    """The context, each row once for each temperature."""
     betas: Float[Tensor, " rows"]
     """1/temperature of each row."""
     swapped: Float[Tensor, " pairs"]
@@ -49,7 +51,11 @@ class TemperingState:
     @property
     def actions(self) -> Actions:
         """The states at temperature 1."""
-        return self.inner.actions[: self.rows]
+        return self.coldest(self.inner.actions)
+
+    def coldest(self, values: Tensor) -> Tensor:
+        """The rows at temperature 1."""
+        return values.unflatten(0, (self.rows, -1))[:, 0]
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,9 @@ class Tempering:
         ladder = self.hottest ** (
             -torch.arange(self.levels, dtype=start.dtype, device=start.device) / (self.levels - 1)
         )
-        betas = ladder.repeat_interleave(rows)
-        wide = mapped(lambda part: part.repeat(self.levels, *[1] * (part.ndim - 1)), context)
-        inner = self._inner.init(_Heated(energy, betas), wide, start.repeat(self.levels, 1, 1), generator)
+        betas = ladder.repeat(rows)
+        wide = mapped(self._widened, context)
+        inner = self._inner.init(_Heated(energy, betas), wide, self._widened(start), generator)
         missing = [name for name in ("actions", "energies", "gradients") if not hasattr(inner, name)]
         if missing or not hasattr(inner, "_replace"):
             name = type(self.sampler).__name__
@@ -100,7 +106,7 @@ class Tempering:
     ) -> tuple[TemperingState, StepInfo]:
         inner, info = self._inner.step(_Heated(energy, state.betas), state.context, state.inner, k, generator)
         inner, swapped = self._swapped(inner, state, k % 2, generator)
-        energies, gradients = state.inner.energies[: state.rows], state.inner.gradients[: state.rows]
+        energies, gradients = state.coldest(state.inner.energies), state.coldest(state.inner.gradients)
         cost = info.evaluations * self.levels
         info = info._replace(energy=energies.mean(), gradient_norm=gradient_norm(gradients), evaluations=cost)
         return TemperingState(inner, state.context, state.betas, swapped, state.rows), info
@@ -109,31 +115,40 @@ class Tempering:
         self, inner: Any, state: TemperingState, parity: int, generator: torch.Generator
     ) -> tuple[Any, Float[Tensor, " pairs"]]:
         """Neighbours exchanged, from the pair of levels (parity, parity + 1) on."""
-        split = (self.levels, state.rows)
+        low = list(range(parity, self.levels - 1, 2))
+        if not low:
+            return inner, state.swapped
+        high = [level + 1 for level in low]
+        split = (state.rows, self.levels)
         betas = state.betas.view(*split, 1)
         actions, scaled, pulls = (part.unflatten(0, split) for part in (inner.actions, inner.energies, inner.gradients))
         energies, gradients = scaled / betas, pulls / betas.unsqueeze(-1)
-        low = torch.arange(parity, self.levels - 1, 2, device=actions.device)
-        high = low + 1
-        log_ratio = (betas[low] - betas[high]) * (energies[low] - energies[high])
+        log_ratio = (betas[:, low] - betas[:, high]) * (energies[:, low] - energies[:, high])
         # Where both energies are infinite, or one is NaN, nothing is exchanged.
         probability = torch.where(log_ratio.isnan(), 0.0, log_ratio.clamp(max=0).exp())
-        chance = torch.rand(probability.shape, generator=generator, dtype=probability.dtype, device=probability.device)
-        taken = chance < probability
-        order = torch.arange(self.levels, device=actions.device).view(-1, 1, 1).expand(energies.shape).clone()
-        order[low] = torch.where(taken, high.view(-1, 1, 1), low.view(-1, 1, 1))
-        order[high] = torch.where(taken, low.view(-1, 1, 1), high.view(-1, 1, 1))
+        taken = draw_uniform(generator, probability.shape, probability) < probability
+        # Each level, the one that it is paired with, and the number of the pair; a level without a pair is with itself.
+        other, pair = list(range(self.levels)), [0] * self.levels
+        for place, level in enumerate(low):
+            other[level], other[level + 1] = level + 1, level
+            pair[level] = pair[level + 1] = place
+        own, theirs = (torch.tensor(each, device=actions.device).view(1, -1, 1) for each in (range(self.levels), other))
+        order = torch.where(taken[:, pair], theirs, own)
         wide = order.unsqueeze(-1).expand_as(actions)
-        actions, gradients = actions.gather(0, wide), gradients.gather(0, wide)
-        energies = energies.gather(0, order)
+        actions, gradients = actions.gather(1, wide), gradients.gather(1, wide)
+        energies = energies.gather(1, order)
         swapped = state.swapped.clone()
-        swapped[low] = 0.9 * swapped[low] + 0.1 * taken.to(swapped.dtype).mean((1, 2))
+        swapped[low] = 0.9 * swapped[low] + 0.1 * taken.to(swapped.dtype).mean((0, 2))
         inner = inner._replace(
             actions=actions.flatten(0, 1),
             energies=(energies * betas).flatten(0, 1),
             gradients=(gradients * betas.unsqueeze(-1)).flatten(0, 1),
         )
         return inner, swapped
+
+    def _widened(self, values: Tensor) -> Tensor:
+        """Each row once for each temperature."""
+        return values.repeat_interleave(self.levels, 0)
 
     @property
     def _inner(self) -> Sampler:

@@ -175,7 +175,7 @@ class Conversion:
     relative: tuple[Relative, ...] = ()
     """Which actions are told from which columns of the newest observation, with indices for columns."""
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether there is nothing between the raw columns and the boxes."""
         return not (self.obs.kinds or self.action.kinds or self.relative)
@@ -248,12 +248,12 @@ class Units:
         conversion = Conversion(Form(obs_box.dim // history), Form(act_box.dim // horizon))
         return cls(obs_box, act_box, history, horizon, conversion)
 
-    @property
+    @cached_property
     def obs_dim(self) -> int:
         """Raw columns of an input."""
         return self.history * self.conversion.obs.size
 
-    @property
+    @cached_property
     def act_dim(self) -> int:
         """Raw columns of an output."""
         return self.horizon * self.conversion.action.size
