@@ -220,7 +220,11 @@ UNIT = Box(torch.zeros(1), torch.ones(1))
 
 @pytest.mark.parametrize(
     "sampler",
-    [HMC(steps=2, adapt=0), HMC(steps=4, adapt=3, longest=4), Tempering(MALA(adapt=2), steps=2, levels=3)],
+    [
+        HMC(steps=1, adapt=0, leapfrogs=2),
+        pytest.param(HMC(steps=4, adapt=3, longest=4), marks=pytest.mark.slow),
+        pytest.param(Tempering(MALA(adapt=2), steps=2, levels=3), marks=pytest.mark.slow),
+    ],
     ids=["hmc", "hmc that adapts", "tempering"],
 )
 def test_samplers_that_follow_their_chains_are_exported(
@@ -330,8 +334,8 @@ class GlobalDraws(OwnDraws):
         (Cliff, GlobalDraws(), "global generator"),
         (
             Cliff,
-            cebm.HMC(steps=20, adapt=20),
-            r"HMC\.init .* here 1,158 of them, and 1,000 are the limit: adapt=0 keeps",
+            cebm.HMC(steps=3, adapt=3, longest=1000),
+            r"HMC\.init .* here 1,006 of them, and 1,000 are the limit: adapt=0 keeps",
         ),
     ],
 )
