@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -215,6 +216,7 @@ def main() -> None:
     parser.add_argument("--interactions", type=int, default=10_000, help="a multiple of 10; 0: none")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the browser and the studio end too
     before = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for found in measure(arguments.moves, arguments.interactions):
         print({name: rows[-1] for name, rows in found.items() if isinstance(rows, list)}, flush=True)
