@@ -72,7 +72,7 @@ def test_the_count_of_conversions_would_notice() -> None:
         if torch.ones(()):
             torch.ones(2).tolist()
     assert seen == [
-        "item in check_all_finite",
+        "item in check_finite",
         *(f"{name} in test_the_count_of_conversions_would_notice" for name in ("__float__", "__bool__", "tolist")),
     ]
 

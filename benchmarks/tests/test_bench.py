@@ -193,6 +193,7 @@ def test_the_bare_action_is_the_policy_s_to_the_last_bit() -> None:
         assert torch.equal(policy.act(obs), bare(obs))
 
 
+@pytest.mark.usefixtures("small")
 def test_growth_takes_the_first_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.threads for row in bench.bench("growth", [1, 1], 1)] == [1, 1]  # two axes
 

@@ -70,7 +70,7 @@ class FeedForwardEnergy(EnergyModel):
 
     @abstractmethod
     def trunk_gradient(self, pre: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """∂E/∂pre alone."""
+        """The gradient ∂E/∂pre alone, in closed form."""
 
     @property
     @abstractmethod

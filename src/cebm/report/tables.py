@@ -70,7 +70,7 @@ def settings(groups: "list[Group]", differing: bool) -> list[Block]:
         run = group.first
         column = settings_of(run.job) | {f"made with.{key}": value for key, value in run.made_with.items()}
         columns.append(column | {"seed": ", ".join(str(each.job.seed) for each in group.runs)})
-    pieces = [field.name for field in fields(Trial)]
+    pieces = [field.name for field in fields(Trial) if not isinstance(field.default, str | bool)]
     blocks: dict[str, list[tuple[str, list[str]]]] = {"Run": [], "Task": []}
     blocks |= {_title(name): [] for name in [*pieces, "made with"]}
     for key in dict.fromkeys(key for column in columns for key in column):
