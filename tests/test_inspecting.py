@@ -30,6 +30,13 @@ def test_a_clean_set_has_no_remarks() -> None:
     assert "20 episodes, 3,000 steps (150 to 150 per episode, median 150)" in text and "action[1]" in text
 
 
+def test_noise_whose_range_is_a_turn_is_no_angle() -> None:
+    obs, actions = clean()
+    obs[:, 1] = np.clip(obs[:, 1], -3.1, 3.1)
+    obs[100:102, 1] = -3.1, 3.1  # as noise does now and then
+    assert found(obs, actions).columns[1].remarks == ()
+
+
 def test_ranges_and_names_are_those_of_the_columns() -> None:
     obs, actions = clean()
     parts = (Part("joints", (2,), ("a", "b")), Part("t", ()))

@@ -132,7 +132,9 @@ def _remarks(values: np.ndarray, low: float, high: float, inner: np.ndarray) -> 
         found.append(f"outliers: 99.8 % are in [{bottom:.4g}, {top:.4g}]")
     jumps = np.abs(np.diff(values, prepend=values[:1]))[inner]
     for turn, unit in ((2 * np.pi, "radians"), (360.0, "degrees")):
-        if high - low <= 1.02 * turn and jumps.size and bool((jumps > 0.9 * turn).any()):
+        # A wrapped angle jumps by nearly a turn and seldom by less; noise of that range jumps by less far more often.
+        wrapped, less = (jumps > 0.9 * turn).sum(), ((jumps > 0.6 * turn) & (jumps <= 0.9 * turn)).sum()
+        if high - low <= 1.02 * turn and wrapped > less:
             found.append(f"wraps: an angle in {unit}?")
     common = float((values == values[len(values) // 2]).mean()) if len(values) else 0.0
     if not whole and common > 0.95:
