@@ -17,6 +17,7 @@ from cebm.composition import vary
 from cebm.distributed import ALONE
 from cebm.negatives import Uniform
 from cebm.objectives import InfoNCE
+from cebm.products import onednn_is_quicker
 from cebm.recipes import TRIALS
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,8 @@ def test_a_row_per_thread_count_with_sane_numbers() -> None:
     assert torch.get_num_threads() == before
     assert (row.threads, row.repeats) == (1, 3)
     assert row.mm_gflops > 0.1 and row.chain_gflops > 0.1
-    assert 0.2 < row.fraction < 1.2
+    # torch.mm is MKL's; where the chain goes through oneDNN it may be more than twice as fast.
+    assert 0.2 < row.fraction < (3.0 if onednn_is_quicker() else 1.2)
     assert row.fraction_q25 <= row.fraction <= row.fraction_q75
     assert row.chain_ms == pytest.approx(10 * 2 * 2 * 4096 * 256 * 256 / row.chain_gflops / 1e6)
     written = json.loads(row.to_json())
