@@ -38,6 +38,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_EVALUATION_EPISODES", 3)
 
 
+MOST = 3.0 if onednn_is_quicker() else 1.2
+"""Of torch.mm's rate: that is MKL's, and oneDNN may be more than twice as fast."""
+
+
 def test_a_row_per_thread_count_with_sane_numbers() -> None:
     before = torch.get_num_threads()
     (row,) = bench.bench("chain", threads=[1], repeats=3)
@@ -45,8 +49,7 @@ def test_a_row_per_thread_count_with_sane_numbers() -> None:
     assert torch.get_num_threads() == before
     assert (row.threads, row.repeats) == (1, 3)
     assert row.mm_gflops > 0.1 and row.chain_gflops > 0.1
-    # torch.mm is MKL's; where the chain goes through oneDNN it may be more than twice as fast.
-    assert 0.2 < row.fraction < (3.0 if onednn_is_quicker() else 1.2)
+    assert 0.2 < row.fraction < MOST
     assert row.fraction_q25 <= row.fraction <= row.fraction_q75
     assert row.chain_ms == pytest.approx(10 * 2 * 2 * 4096 * 256 * 256 / row.chain_gflops / 1e6)
     written = json.loads(row.to_json())
@@ -178,7 +181,7 @@ def test_all_benchmarks_give_rows_that_know_their_json() -> None:
     ]
     for row in trains:
         assert row["steps_per_second"] == pytest.approx(1e3 / row["step_ms"])
-        assert 0 < row["fraction"] < 1.2 and row["gflop"] > 0 and row["peak_extra_mb"] > 0
+        assert 0 < row["fraction"] < MOST and row["gflop"] > 0 and row["peak_extra_mb"] > 0
     actions = [json.loads(row.to_json()) for row in rows if row.bench == "act"]
     assert [(row["trial"], row["batch"]) for row in actions] == [("ibc", 1), ("ibc", 3), ("steady", 1), ("steady", 3)]
     for row in actions:
